@@ -1,0 +1,1 @@
+"""Supervised coding-agent sessions in parallel, from one process."""

@@ -1,0 +1,1 @@
+"""The actors, and the loop that runs them. The only package that knows Pykka."""

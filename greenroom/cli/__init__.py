@@ -1,0 +1,1 @@
+"""The greenroom command: parse, call the front door, print."""

@@ -1,0 +1,61 @@
+"""Time as a port. Decides nothing; `SystemClock` is the real one, `greenroom.testing.FakeClock` the one of tests. Any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class TimerHandle(Protocol):
+    """A timer that can be cancelled, any number of times, from any thread."""
+
+    def cancel(self) -> None:
+        """Cancel it; without effect once it has fired."""
+
+
+class Clock(Protocol):
+    """What the library asks of time."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        ...
+
+    def wall(self) -> float:
+        """Return Unix time in seconds."""
+        ...
+
+    def wait(self, seconds: float, stop: threading.Event | None = None) -> bool:
+        """Block for `seconds`, or until `stop` is set; return True when it was stopped."""
+        ...
+
+    def call_later(self, delay_s: float, callback: Callable[[], None], *, is_wait: bool = False) -> TimerHandle:
+        """Call `callback`, on any thread, after `delay_s`. `is_wait` tells a wait (retry, restart) from a deadline.
+
+        The difference matters to the fake clock alone: waits elapse at once and are recorded, deadlines fire on `advance()`.
+        """
+        ...
+
+
+class SystemClock:
+    """The machine's clock. The loop keeps its own timers and does not call `call_later`, which costs a thread each."""
+
+    def monotonic(self) -> float:
+        """Return `time.monotonic()`."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Return `time.time()`."""
+        return time.time()
+
+    def wait(self, seconds: float, stop: threading.Event | None = None) -> bool:
+        """Block for `seconds`, or until `stop` is set; return True when it was stopped."""
+        return (stop or threading.Event()).wait(seconds)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None], *, is_wait: bool = False) -> TimerHandle:
+        """Call `callback` on a thread of its own after `delay_s`."""
+        timer = threading.Timer(delay_s, callback)
+        timer.daemon = True
+        timer.start()
+        return timer

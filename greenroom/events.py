@@ -1,0 +1,215 @@
+"""Agent events: what a turn tells while it runs, and the envelope that carries them. Decides nothing; frozen values, safe on any thread."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import attrs
+
+from greenroom.model import ProviderUsage
+
+
+class AgentEvent:
+    """Base of all agent events."""
+
+    __slots__ = ()
+
+
+@attrs.frozen
+class RunStarted(AgentEvent):
+    """A process was started for the conversation."""
+
+    argv: tuple[str, ...]
+
+
+@attrs.frozen
+class RunFinished(AgentEvent):
+    """A process of the conversation ended; negative: minus the signal's number; None: unknown."""
+
+    exit_code: int | None
+
+
+@attrs.frozen
+class SessionStarted(AgentEvent):
+    """The provider named the conversation."""
+
+    session_id: str
+
+
+@attrs.frozen
+class AssistantText(AgentEvent):
+    """Text of the assistant: one whole block, or one piece where partial messages were asked for."""
+
+    text: str
+
+
+@attrs.frozen
+class Reasoning(AgentEvent):
+    """Thinking text of the model."""
+
+    text: str
+
+
+@attrs.frozen
+class ToolCall(AgentEvent):
+    """The model calls a tool."""
+
+    tool_id: str
+    tool: str
+    args: Mapping[str, Any] = attrs.field(hash=False)
+
+
+@attrs.frozen
+class ToolResult(AgentEvent):
+    """A tool answered. None: the provider did not say."""
+
+    tool_id: str
+    tool: str
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    duration_s: float | None = None
+
+
+@attrs.frozen
+class SkillsDiscovered(AgentEvent):
+    """The skills that the provider offers."""
+
+    names: tuple[str, ...]
+
+
+@attrs.frozen
+class SkillInvoked(AgentEvent):
+    """The model used a skill."""
+
+    name: str
+    source_path: str | None = None
+    tool_id: str | None = None
+
+
+@attrs.frozen
+class UsageReport(AgentEvent):
+    """What one attempt consumed."""
+
+    usage: ProviderUsage
+    cost_usd: float | None = None
+
+
+@attrs.frozen
+class Lifecycle(AgentEvent):
+    """A change that fits no other event: a wait and its reason, a compaction, a provider's own retry."""
+
+    kind: str
+    detail: str = ""
+
+
+@attrs.frozen
+class Stderr(AgentEvent):
+    """A line of the process's standard error."""
+
+    text: str
+
+
+@attrs.frozen
+class RawOutput(AgentEvent):
+    """A frame or a line that we do not know, unchanged."""
+
+    text: str
+
+
+@attrs.frozen
+class ProviderError(AgentEvent):
+    """The provider reported an error; the turn need not fail of it."""
+
+    message: str
+
+
+@attrs.frozen
+class TurnInterrupted(AgentEvent):
+    """The turn ended by an interrupt."""
+
+
+@attrs.frozen
+class ApprovalDenied(AgentEvent):
+    """The agent asked for leave and was refused."""
+
+    kind: str
+    detail: str = ""
+
+
+@attrs.frozen
+class RateLimitStatus(AgentEvent):
+    """Where a rate limit stands. `resets_at` is Unix time in seconds; `used_fraction` 0 to 1."""
+
+    window: str
+    used_fraction: float | None = None
+    resets_at: float | None = None
+    limit: int | None = None
+    window_minutes: int | None = None
+    exhausted: bool = False
+    raw: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+
+
+@attrs.frozen
+class SteerDelivered(AgentEvent):
+    """The provider has accepted the text."""
+
+    text: str
+
+
+@attrs.frozen
+class SteerConsumed(AgentEvent):
+    """The text entered the turn's context."""
+
+    text: str
+
+
+@attrs.frozen
+class SteerRejected(AgentEvent):
+    """The text did not reach the turn, or it is not known whether it did; it is not sent again."""
+
+    text: str
+    reason: str
+
+
+@attrs.frozen
+class TransportDied(AgentEvent):
+    """The process died in a turn."""
+
+    cause: str
+
+
+@attrs.frozen
+class TransportRestarted(AgentEvent):
+    """A new process took over the conversation."""
+
+    incarnation: int
+
+
+@attrs.frozen
+class SessionEvent:
+    """The envelope, stamped by the session's actor alone.
+
+    `sequence` counts from 1 in the session without gaps as seen by an attached caller; `at_monotonic_s` is the room's
+    clock in seconds, `at` wall time with a zone; `incarnation` is the number of the process, 0 where none is involved.
+    """
+
+    session_id: str
+    turn_id: str | None
+    incarnation: int
+    sequence: int
+    at_monotonic_s: float
+    at: dt.datetime
+    event: AgentEvent
+
+
+class EventHandler(Protocol):
+    """An object that takes bare agent events."""
+
+    def on_event(self, event: AgentEvent) -> None:
+        """Take one event."""
+
+
+EventCallback = Callable[[AgentEvent], None]

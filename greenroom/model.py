@@ -1,0 +1,247 @@
+"""The values and enums that users see. Decides nothing; imports nothing of ours; safe on any thread (all values are frozen)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+
+class NativeMode(enum.Enum):
+    """What an agent may do, in the provider's own permission system."""
+
+    BYPASS = "bypass"
+    READ_ONLY = "read_only"
+    WORKSPACE_WRITE = "workspace_write"
+
+
+@attrs.frozen
+class NativePermissions:
+    """A permission mode with its options. `writable_roots` and `network` mean something in WORKSPACE_WRITE only."""
+
+    mode: NativeMode
+    writable_roots: tuple[Path, ...] = attrs.field(default=(), converter=lambda roots: tuple(Path(root) for root in roots))
+    network: bool = False
+
+    @classmethod
+    def bypass(cls) -> NativePermissions:
+        """Return the mode in which the provider asks for nothing and refuses nothing."""
+        return cls(NativeMode.BYPASS)
+
+
+class ApprovalPolicy(enum.Enum):
+    """What happens when the agent asks for leave: the request is denied, or it fails the turn."""
+
+    DENY = "deny"
+    FAIL_TURN = "fail_turn"
+
+
+class TransportKind(enum.Enum):
+    """How a provider is reached: one long-lived process per conversation, or one process per turn."""
+
+    STREAM = "stream"
+    ONE_SHOT = "one_shot"
+
+
+class Continuity(enum.Enum):
+    """Whether a turn ran in the conversation that its ticket expected, and whether that one is still held."""
+
+    CONTINUED = "continued"
+    RESET = "reset"
+    REPLACED = "replaced"
+
+
+class FailureKind(enum.Enum):
+    """Why a turn failed, by what the caller can do about it."""
+
+    TRANSIENT = "transient"
+    USAGE_LIMIT = "usage_limit"
+    AUTH = "auth"
+    SCHEMA = "schema"
+    CONTEXT_OVERFLOW = "context_overflow"
+    OTHER = "other"
+
+
+class OnDeath(enum.Enum):
+    """What to do when a process died in a turn whose prompt the provider had already taken."""
+
+    CONTINUE = "continue"
+    FAIL = "fail"
+    RESEND = "resend"
+
+
+class CostSource(enum.Enum):
+    """Where a cost figure comes from."""
+
+    PRICE_TABLE = "price_table"
+    PROVIDER_REPORTED = "provider_reported"
+    UNKNOWN_MODEL = "unknown_model"
+
+
+@attrs.frozen(kw_only=True)
+class TokenUsage:
+    """Token counts. `input` is uncached input; `turns` counts model calls or provider turns, as the provider reports them."""
+
+    input: int = 0
+    output: int = 0
+    cache_read_input: int = 0
+    cache_write_input: int = 0
+    cache_write_1h_input: int = 0
+    reasoning_output: int = 0
+    turns: int = 0
+
+    @property
+    def cached_input(self) -> int:
+        """The same as `cache_read_input`."""
+        return self.cache_read_input
+
+    @property
+    def total_input(self) -> int:
+        """All input tokens, cached or not."""
+        return self.input + self.cache_read_input + self.cache_write_input
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        """Return the sum, field by field."""
+        return TokenUsage(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in attrs.fields(TokenUsage)})
+
+
+@attrs.frozen(kw_only=True)
+class ProviderUsage:
+    """What one piece of work consumed. `increment_known=False`: the true figure is unknown, `tokens` is at most a lower bound.
+
+    `total_cost_usd` is the cost of this piece of work in US dollars (None: unknown); `raw` is the provider's own cumulative
+    record, as `previous_usage` wants it back.
+    """
+
+    tokens: TokenUsage = TokenUsage()
+    total_cost_usd: float | None = None
+    provider: str = ""
+    raw: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+    increment_known: bool = True
+    cost_source: CostSource = CostSource.PROVIDER_REPORTED
+
+
+@attrs.frozen
+class OutputSchema:
+    """A JSON schema that the final answer must match. `host_dir` and `cli_dir` say where a schema file lives, for providers that need one."""
+
+    schema: Mapping[str, Any] = attrs.field(hash=False)
+    host_dir: Path | None = None
+    cli_dir: Path | None = None
+
+
+@attrs.frozen
+class StdioMcpServer:
+    """An MCP server that the provider starts itself and speaks to over its stdin and stdout."""
+
+    name: str
+    command: str
+    args: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    env: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+
+@attrs.frozen
+class TurnRequest:
+    """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value."""
+
+    prompt: str
+    cwd: Path | str | None = attrs.field(default=None, kw_only=True)
+    timeout: float | None = attrs.field(default=None, kw_only=True)
+    output_schema: OutputSchema | None = attrs.field(default=None, kw_only=True)
+    reasoning_effort: str | None = attrs.field(default=None, kw_only=True)
+    env: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, hash=False)
+    mcp_workspace: Path | str | None = attrs.field(default=None, kw_only=True)
+    extra_args: tuple[str, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
+    mcp_servers: tuple[StdioMcpServer, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
+
+
+@attrs.frozen(kw_only=True)
+class TurnResult:
+    """What a turn gave. `session_id` is the provider's conversation id; `usage` and `cost_usd` are this ticket's own, all attempts summed."""
+
+    text: str = ""
+    structured_output: Any = attrs.field(default=None, hash=False)
+    session_id: str | None = None
+    resumed: bool = False
+    usage: ProviderUsage | None = None
+    cost_usd: float | None = None
+    duration_ms: int = 0
+    exit_code: int | None = None
+    skills: tuple[str, ...] = ()
+    interrupted: bool = False
+    context_tokens: int | None = None
+
+
+@attrs.frozen
+class Turn:
+    """The outcome of a ticket that ended well or was interrupted. `conversation_id` is where it ran.
+
+    `retries` counts retries in place after transient failures, `restarts` the transport deaths it survived; `forced` says
+    that an interrupt went unanswered and the process was killed.
+    """
+
+    result: TurnResult
+    continuity: Continuity
+    turn_id: str
+    conversation_id: str | None
+    retries: int = attrs.field(default=0, kw_only=True)
+    restarts: int = attrs.field(default=0, kw_only=True)
+    forced: bool = attrs.field(default=False, kw_only=True)
+
+
+@attrs.frozen
+class Checkpoint:
+    """The least that is needed to resume a conversation: its id and the provider's cumulative usage at that point."""
+
+    conversation_id: str
+    usage: ProviderUsage | None = None
+
+
+@attrs.frozen(kw_only=True)
+class RenewalBudget:
+    """When a conversation is retired after a successful turn. None: never for that reason."""
+
+    max_turns: int | None = None
+    max_turn_input_tokens: int | None = None
+    max_turn_duration_ms: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ProviderProfile:
+    """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours."""
+
+    name: str
+    display_name: str = ""
+    binary: str | None = None
+    native_permission_modes: frozenset[NativeMode] = frozenset({NativeMode.BYPASS})
+    supports_resume: bool = True
+    supports_steer: bool = False
+    supports_reasoning_effort: bool = False
+    output_schema: bool = False
+    mcp: bool = False
+    chooses_ids: bool = False
+    retries_in_place: bool = False
+    renewal: RenewalBudget | None = None
+    auth_env_vars: tuple[str, ...] = ()
+    state_root_env: str | None = None
+    default_model: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ConversationSpec:
+    """All that is fixed for a conversation's life. `resume_id` (with `previous_usage`) starts from an existing one."""
+
+    cwd: Path
+    permissions: NativePermissions
+    approvals: ApprovalPolicy
+    model: str | None = None
+    mcp_servers: tuple[StdioMcpServer, ...] = ()
+    reasoning_effort: str | None = None
+    resume_id: str | None = None
+    previous_usage: ProviderUsage | None = None
+    skill_scope: str = "ALL"
+    mcp_scope: str = "ALL"
+    config_scope: str = "ALL"

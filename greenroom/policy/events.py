@@ -1,0 +1,175 @@
+"""The inputs of `step()`: what happened, in the past tense or as the spec names it. Pure values; every one carries `now_s` (monotonic).
+
+Events that come from a process carry its `incarnation`, events about work the `turn_id`; `step` drops the stale ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import attrs
+
+from greenroom.errors import GreenroomError, TransportDiedError
+from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
+
+
+@attrs.frozen(kw_only=True)
+class Event:
+    """Base of all inputs. `now_s` is the monotonic time at which the actor took it up."""
+
+    now_s: float
+
+
+@attrs.frozen(kw_only=True)
+class Start(Event):
+    """The session begins, with `resume_id=` or the stored checkpoint, if there is one. Comes once, first."""
+
+    checkpoint: Checkpoint | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Adopt(Event):
+    """The caller offers a conversation. Answered by AdoptVerdict."""
+
+    request_id: str
+    checkpoint: Checkpoint
+
+
+@attrs.frozen(kw_only=True)
+class Prepare(Event):
+    """A ticket is asked for. Answered by Grant or Refuse. `nonce` is a random UUID from which the wire ids of its attempts are derived."""
+
+    turn_id: str
+    nonce: str
+    request: TurnRequest
+    expect_conversation: str | None = None
+    pin: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Cancelled(Event):
+    """A prepared ticket was cancelled before it ran (its cell is settled by the front door already)."""
+
+    turn_id: str
+
+
+@attrs.frozen(kw_only=True)
+class RunBegan(Event):
+    """The ticket is to run now. `flags`: what the process must be started with for this turn (schema, MCP servers, effort, …), compared by equality."""
+
+    turn_id: str
+    flags: Hashable = None
+
+
+@attrs.frozen(kw_only=True)
+class Opened(Event):
+    """A process is ready. `conversation_id`: the id that the transport uses (None: not known yet).
+
+    `slot_wait_s`: how long the start waited for a slot, which does not count in the attempt's timeout.
+    """
+
+    incarnation: int
+    conversation_id: str | None = None
+    slot_wait_s: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class Named(Event):
+    """The provider said which conversation this is (first frame of a turn, or a change in mid-life): the id is public now."""
+
+    incarnation: int
+    conversation_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Succeeded(Event):
+    """The attempt ended with a result; also an interrupted one. `forced`: its process is being killed by us.
+
+    `result.usage` is this attempt's own; `cumulative` what the checkpoint must remember.
+    """
+
+    turn_id: str
+    incarnation: int
+    result: TurnResult
+    cumulative: ProviderUsage | None = None
+    forced: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Failed(Event):
+    """The attempt, or the start of a process (`turn_id` None), failed with `error`: an answer of the provider, never a death.
+
+    `usage`: what the failed attempt consumed. `nudgeable`: it ended in an API error directly after which a retry in place is valid.
+    `killed`: its process is being ended by us (an ignored interrupt after a timeout, a start that never answered).
+    """
+
+    turn_id: str | None
+    incarnation: int
+    error: GreenroomError
+    usage: ProviderUsage | None = None
+    duration_ms: int = 0
+    nudgeable: bool = False
+    killed: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Swallowed(Event):
+    """The probe after a restart found that the provider had taken the attempt before the death; nothing ran now."""
+
+    turn_id: str
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
+class Died(Event):
+    """The process `incarnation` ended. `expected`: we ended it (close, flag restart, forced interrupt); no death then.
+
+    `sent`: the attempt that was running may have reached the provider. `refused`: it ended by its own decision before the
+    handshake (a status, no signal), which is an answer and is not restarted. `usage`: what the cut attempt is known to have consumed.
+    """
+
+    incarnation: int
+    error: TransportDiedError
+    expected: bool = False
+    sent: bool = False
+    refused: bool = False
+    usage: ProviderUsage | None = None
+    duration_ms: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class WaitDone(Event):
+    """The wait `wait_id` elapsed."""
+
+    wait_id: int
+
+
+@attrs.frozen(kw_only=True)
+class DeadlinePassed(Event):
+    """The attempt's deadline passed while no process had it (restart wait, opening). `attempt` as in SetDeadline."""
+
+    turn_id: str
+    attempt: int
+
+
+@attrs.frozen(kw_only=True)
+class Interrupted(Event):
+    """The caller interrupts the begun turn `turn_id`."""
+
+    turn_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Release(Event):
+    """The caller gives up the live process; the conversation is kept."""
+
+
+@attrs.frozen(kw_only=True)
+class Close(Event):
+    """The caller ends the session."""
+
+
+SessionInput = (
+    Start | Adopt | Prepare | Cancelled | RunBegan | Opened | Named | Succeeded | Failed | Swallowed | Died
+    | WaitDone | DeadlinePassed | Interrupted | Release | Close
+)

@@ -1,0 +1,1 @@
+"""How providers are reached: ports, processes, codecs. Never imports the actors."""
