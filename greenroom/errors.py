@@ -1,25 +1,25 @@
 """Every error that a user can meet. Decides only the wording; code branches on type and fields, never on text.
 
-    GreenroomError
-    ├── CliNotFoundError            the binary is not there, or cannot be executed
-    ├── CliCheckError               the binary is there but does not answer, or is too old
-    ├── TurnFailedError             the turn failed; `kind` says what the caller can do
-    │   └── CliExitError            the process ended where it should not have
-    │       ├── SessionResumeError  the conversation cannot be resumed (gone, or `in_use`)
-    │       └── TransportDiedError  the process died in a turn and restarting did not help
-    ├── TurnTimeoutError            the attempt did not finish in time
-    │   └── CliTimeoutError         the same, from a one-shot process
-    ├── ProviderCapabilityError     the provider cannot do what was asked
-    │   └── SchemaDialectError      the provider cannot take this JSON schema
-    ├── ContinuityError             the session holds another conversation than the caller demands
-    ├── SessionStateError           the call does not fit the state of the session or the ticket
-    │   └── NoRunningTurnError      there is no turn to steer
-    ├── TurnCancelledError          the ticket was cancelled before it ran
-    ├── SessionCrashedError         an actor of ours failed; a defect, please report it
-    ├── WaitTimeoutError            the caller's patience ended; the turn goes on (also a TimeoutError)
-    ├── TaskFileError               the task file cannot be used
-    ├── ProcessClosedError, ReapError
-    └── McpConfigError, AuthUnavailableError, HostAuthUnplannableError
+GreenroomError
+├── CliNotFoundError            the binary is not there, or cannot be executed
+├── CliCheckError               the binary is there but does not answer, or is too old
+├── TurnFailedError             the turn failed; `kind` says what the caller can do
+│   └── CliExitError            the process ended where it should not have
+│       ├── SessionResumeError  the conversation cannot be resumed (gone, or `in_use`)
+│       └── TransportDiedError  the process died in a turn and restarting did not help
+├── TurnTimeoutError            the attempt did not finish in time
+│   └── CliTimeoutError         the same, from a one-shot process
+├── ProviderCapabilityError     the provider cannot do what was asked
+│   └── SchemaDialectError      the provider cannot take this JSON schema
+├── ContinuityError             the session holds another conversation than the caller demands
+├── SessionStateError           the call does not fit the state of the session or the ticket
+│   └── NoRunningTurnError      there is no turn to steer
+├── TurnCancelledError          the ticket was cancelled before it ran
+├── SessionCrashedError         an actor of ours failed; a defect, please report it
+├── WaitTimeoutError            the caller's patience ended; the turn goes on (also a TimeoutError)
+├── TaskFileError               the task file cannot be used
+├── ProcessClosedError, ReapError
+└── McpConfigError, AuthUnavailableError, HostAuthUnplannableError
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class CliExitError(TurnFailedError):
         self.stdout = stdout
         self.stderr = stderr
         last_line = stderr.strip().rsplit("\n", 1)[-1]
-        super().__init__(kind, detail or f"process ended with status {returncode}" + (f"; stderr: {last_line}" if last_line else ""), usage=usage)
+        super().__init__(
+            kind, detail or f"process ended with status {returncode}" + (f"; stderr: {last_line}" if last_line else ""), usage=usage
+        )
 
 
 class SessionResumeError(CliExitError):

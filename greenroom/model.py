@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,16 @@ class NativeMode(enum.Enum):
     WORKSPACE_WRITE = "workspace_write"
 
 
+def _paths(roots: Iterable[Path | str]) -> tuple[Path, ...]:
+    return tuple(Path(root) for root in roots)
+
+
 @attrs.frozen
 class NativePermissions:
     """A permission mode with its options. `writable_roots` and `network` mean something in WORKSPACE_WRITE only."""
 
     mode: NativeMode
-    writable_roots: tuple[Path, ...] = attrs.field(default=(), converter=lambda roots: tuple(Path(root) for root in roots))
+    writable_roots: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
     network: bool = False
 
     @classmethod
@@ -126,7 +130,10 @@ class ProviderUsage:
 
 @attrs.frozen
 class OutputSchema:
-    """A JSON schema that the final answer must match. `host_dir` and `cli_dir` say where a schema file lives, for providers that need one."""
+    """A JSON schema that the final answer must match.
+
+    `host_dir` and `cli_dir` say where a schema file lives, for providers that need one.
+    """
 
     schema: Mapping[str, Any] = attrs.field(hash=False)
     host_dir: Path | None = None
@@ -160,7 +167,10 @@ class TurnRequest:
 
 @attrs.frozen(kw_only=True)
 class TurnResult:
-    """What a turn gave. `session_id` is the provider's conversation id; `usage` and `cost_usd` are this ticket's own, all attempts summed."""
+    """What a turn gave. `session_id` is the provider's conversation id; `usage` and `cost_usd` are this ticket's own,
+
+    all attempts summed.
+    """
 
     text: str = ""
     structured_output: Any = attrs.field(default=None, hash=False)

@@ -55,7 +55,10 @@ class Cancelled(Event):
 
 @attrs.frozen(kw_only=True)
 class RunBegan(Event):
-    """The ticket is to run now. `flags`: what the process must be started with for this turn (schema, MCP servers, effort, …), compared by equality."""
+    """The ticket is to run now. `flags`: what the process must be started with for this turn (schema, MCP servers, effort, …),
+
+    compared by equality.
+    """
 
     turn_id: str
     flags: Hashable = None
@@ -170,6 +173,20 @@ class Close(Event):
 
 
 SessionInput = (
-    Start | Adopt | Prepare | Cancelled | RunBegan | Opened | Named | Succeeded | Failed | Swallowed | Died
-    | WaitDone | DeadlinePassed | Interrupted | Release | Close
+    Start
+    | Adopt
+    | Prepare
+    | Cancelled
+    | RunBegan
+    | Opened
+    | Named
+    | Succeeded
+    | Failed
+    | Swallowed
+    | Died
+    | WaitDone
+    | DeadlinePassed
+    | Interrupted
+    | Release
+    | Close
 )

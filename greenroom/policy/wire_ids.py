@@ -1,5 +1,6 @@
 """Ids on the wire, derived and not drawn, so that the pure policy can name them and that the same attempt can be asked about
-under the same id after a death, even the host's. Pure."""
+under the same id after a death, even the host's. Pure.
+"""
 
 from __future__ import annotations
 

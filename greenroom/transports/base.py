@@ -72,7 +72,8 @@ class ProcessExit:
 
 
 class Process(Protocol):
-    """A child process as file descriptors for a loop: all three are non-blocking. `exit_fd` turns readable at its exit (None: poll on SIGCHLD or a waiter).
+    """A child process as file descriptors for a loop: all three are non-blocking.
+    `exit_fd` turns readable at its exit (None: poll on SIGCHLD or a waiter).
 
     `mark` is the value by which it and its descendants can be found (None: unmarked).
     """
@@ -245,7 +246,8 @@ Output = Signal | AgentEvent
 
 
 class Codec(Protocol):
-    """A pure state machine of one provider's wire format for one process. No I/O, no clock, no thread; never raises on what the process says.
+    """A pure state machine of one provider's wire format for one process.
+    No I/O, no clock, no thread; never raises on what the process says.
 
     Every method returns what follows from it, in order: bytes to write, agent events, signals. `deadline_s` is the monotonic time at
     which `tick` wants to be called (None: never). Random ids come from the attempt's receipt and from a counter.
@@ -290,7 +292,10 @@ class Codec(Protocol):
         ...
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
-        """The process ended and its output is drained. Ends the start if it was still open (StartFailed, for a refusal), never the attempt."""
+        """The process ended and its output is drained.
+
+        Ends the start if it was still open (StartFailed, for a refusal), never the attempt.
+        """
         ...
 
     def consumed(self) -> ProviderUsage | None:
@@ -309,7 +314,10 @@ class StreamTransport(Transport, Protocol):
     executor: Executor | None
 
     def check(self) -> str:
-        """Find the binary and its version, blocking, bounded by `check_timeout`; return the version. Raises CliNotFoundError, CliCheckError. Cached."""
+        """Find the binary and its version, blocking, bounded by `check_timeout`; return the version.
+
+        Raises CliNotFoundError, CliCheckError. Cached.
+        """
         ...
 
     def validate(self, spec: ConversationSpec, request: TurnRequest | None = None) -> None:
