@@ -127,6 +127,18 @@ class ProviderUsage:
     increment_known: bool = True
     cost_source: CostSource = CostSource.PROVIDER_REPORTED
 
+    def __add__(self, other: ProviderUsage) -> ProviderUsage:
+        """Return the sum. A cost that one side does not know leaves the other's as a lower bound; `raw` is the later one's."""
+        costs = [usage.total_cost_usd for usage in (self, other) if usage.total_cost_usd is not None]
+        return ProviderUsage(
+            tokens=self.tokens + other.tokens,
+            total_cost_usd=sum(costs) if costs else None,
+            provider=other.provider or self.provider,
+            raw=other.raw or self.raw,
+            increment_known=self.increment_known and other.increment_known,
+            cost_source=other.cost_source,
+        )
+
 
 @attrs.frozen
 class OutputSchema:

@@ -1,0 +1,432 @@
+"""What runs actors: one loop thread with their messages, timers, pipes and exits; or a test, by hand. Decides order and fairness only.
+
+The loop thread serves whole rounds: every ready actor gets a bounded share, then the next; `select` is entered when none is ready, and
+looked at without waiting once a round. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread; each answers with a message.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import logging
+import os
+import random
+import selectors
+import threading
+from typing import Any, Protocol
+
+import attrs
+
+from greenroom.actors.runtime import LoopActor, Message, tell
+from greenroom.actors.threads import InlineWorker, Job, Ref, Starter, ThreadWorker, Worker
+from greenroom.clock import Clock, SystemClock, TimerHandle
+
+logger = logging.getLogger("greenroom.actors")
+
+BATCH_MESSAGES = 64
+
+
+@attrs.frozen(kw_only=True)
+class PipeReady(Message):
+    """A watched descriptor is ready. Ordinary, so that a loud pipe waits its turn; at most one a descriptor is on its way."""
+
+    fd: int
+    readable: bool
+    writable: bool
+
+
+@attrs.frozen(kw_only=True)
+class TimerFired(Message):
+    """A timer of the actor fired. `token` is what it was set with."""
+
+    token: Any
+    control = True
+
+
+class Dispatcher(Protocol):
+    """What actors ask of whatever runs them. All from the dispatcher's own thread, but `schedule`, `call_later` and `offload` from any."""
+
+    clock: Clock
+
+    def schedule(self, actor: LoopActor) -> None:
+        """Let `actor` have a turn soon."""
+
+    def monotonic(self) -> float:
+        """Return the clock's time in seconds."""
+        ...
+
+    def call_later(self, delay_s: float, ref: Ref, message: Message, *, is_wait: bool = False) -> TimerHandle:
+        """Tell `ref` the message after `delay_s`."""
+        ...
+
+    def watch(self, fd: int, ref: Ref, *, read: bool, write: bool) -> None:
+        """Report readiness of `fd` to `ref` as PipeReady; both False: stop watching."""
+
+    def resume(self, fd: int) -> None:
+        """The last PipeReady of `fd` has been dealt with: report again."""
+
+    def offload(self, job: Job, ref: Ref) -> None:
+        """Run `job` on the starter thread and tell `ref` the message that it returns."""
+
+    def worker(self, owner: Ref, name: str) -> Worker:
+        """Return a worker for jobs that block for as long as they like."""
+        ...
+
+
+class _HeapTimer:
+    __slots__ = ("cancelled", "message", "ref")
+
+    def __init__(self, ref: Ref, message: Message) -> None:
+        self.ref: Ref | None = ref
+        self.message: Message | None = message
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.ref = self.message = None
+
+
+class _Pipe:
+    __slots__ = ("mask", "pending", "ref", "registered")
+
+    def __init__(self, ref: Ref) -> None:
+        self.ref = ref
+        self.mask = 0
+        self.registered = 0
+        self.pending = False
+
+
+class _Pipes:
+    """Descriptors under watch. A descriptor whose PipeReady is on its way is out of the selector: level-triggered, it would fire again."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._pipes: dict[int, _Pipe] = {}
+        self._reported: list[int] = []
+
+    def watch(self, fd: int, ref: Ref, mask: int) -> None:
+        pipe = self._pipes.get(fd)
+        if pipe is None:
+            if not mask:
+                return
+            pipe = self._pipes[fd] = _Pipe(ref)
+        pipe.ref, pipe.mask = ref, mask
+        if not mask:
+            del self._pipes[fd]
+            pipe.pending = False
+        self._sync(fd, pipe)
+
+    def resume(self, fd: int) -> None:
+        pipe = self._pipes.get(fd)
+        if pipe is not None:
+            pipe.pending = False
+            self._sync(fd, pipe)
+
+    def _sync(self, fd: int, pipe: _Pipe) -> None:
+        wanted = 0 if pipe.pending else pipe.mask
+        if wanted == pipe.registered:
+            return
+        if not wanted:
+            self.selector.unregister(fd)
+        elif not pipe.registered:
+            self.selector.register(fd, wanted)
+        else:
+            self.selector.modify(fd, wanted)
+        pipe.registered = wanted
+
+    def poll(self, timeout_s: float | None, wake_fd: int | None = None) -> bool:
+        """Report what is ready; return whether the wake descriptor was."""
+        woken = False
+        for key, events in self.selector.select(timeout_s):
+            if key.fd == wake_fd:
+                woken = True
+                continue
+            pipe = self._pipes[key.fd]
+            pipe.pending = True
+            self._reported.append(key.fd)
+            # Left registered for now: the reader usually resumes it within the same round, which then costs no system call.
+            tell(
+                pipe.ref,
+                PipeReady(fd=key.fd, readable=bool(events & selectors.EVENT_READ), writable=bool(events & selectors.EVENT_WRITE)),
+            )
+        return woken
+
+    def settle(self) -> None:
+        """Take out what is still pending before the selector is asked again."""
+        for fd in self._reported:
+            pipe = self._pipes.get(fd)
+            if pipe is not None and pipe.pending:
+                self._sync(fd, pipe)
+        self._reported.clear()
+
+    def refs(self) -> list[Ref]:
+        return [pipe.ref for pipe in self._pipes.values()]
+
+    def close(self) -> None:
+        self.selector.close()
+
+
+def _mask(*, read: bool, write: bool) -> int:
+    return (selectors.EVENT_READ if read else 0) | (selectors.EVENT_WRITE if write else 0)
+
+
+class _ClockTimer:
+    """A timer on a clock that is not the machine's."""
+
+    def __init__(self, clock: Clock, delay_s: float, ref: Ref, message: Message, *, is_wait: bool) -> None:
+        self._live = True
+        self._handle = clock.call_later(delay_s, lambda: self._fire(ref, message), is_wait=is_wait)
+
+    def _fire(self, ref: Ref, message: Message) -> None:
+        if self._live:
+            tell(ref, message)
+
+    def cancel(self) -> None:
+        self._live = False
+        self._handle.cancel()
+
+
+class LoopDispatcher:
+    """The loop thread. Started by its constructor; `stop` ends it, from any thread but its own."""
+
+    def __init__(self, *, name: str = "greenroom-loop", starter: bool = True) -> None:
+        self.clock: Clock = SystemClock()
+        self._ready: collections.deque[LoopActor] = collections.deque()
+        self._timers: list[tuple[float, int, _HeapTimer]] = []
+        self._new_timers: collections.deque[tuple[float, int, _HeapTimer]] = collections.deque()
+        self._timer_ids = itertools.count()
+        self._pipes = _Pipes()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        self._pipes.selector.register(self._wake_read, selectors.EVENT_READ)
+        self._sleeping = False
+        self._stopping = False
+        self._starter = Starter(f"{name}-starter") if starter else None
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    # --- from any thread
+
+    def schedule(self, actor: LoopActor) -> None:
+        """Let `actor` have a turn soon."""
+        self._ready.append(actor)
+        if self._sleeping:
+            self._wake()
+
+    def monotonic(self) -> float:
+        """Return the clock's time in seconds."""
+        return self.clock.monotonic()
+
+    def call_later(self, delay_s: float, ref: Ref, message: Message, *, is_wait: bool = False) -> TimerHandle:
+        """Tell `ref` the message after `delay_s`."""
+        timer = _HeapTimer(ref, message)
+        self._new_timers.append((self.clock.monotonic() + delay_s, next(self._timer_ids), timer))
+        if self._sleeping:
+            self._wake()
+        return timer
+
+    def offload(self, job: Job, ref: Ref) -> None:
+        """Run `job` on the starter thread and tell `ref` the message that it returns."""
+        if self._starter is None:
+            raise RuntimeError("this dispatcher has no starter thread")
+        self._starter.submit(job, ref)
+
+    def worker(self, owner: Ref, name: str) -> Worker:
+        """Return a worker with a thread of its own."""
+        return ThreadWorker(owner, name)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"\0")
+        except (BlockingIOError, OSError):  # full: it will wake; closed: it has ended
+            return
+
+    def on_own_thread(self) -> bool:
+        """Whether the caller is the loop itself (which must never wait for the loop)."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """End both threads, once what is scheduled has run. Actors must have been stopped before."""
+        self._stopping = True
+        self._wake()
+        if not self.on_own_thread():
+            self._thread.join()
+        if self._starter is not None:
+            self._starter.stop()
+
+    # --- from the loop's own thread
+
+    def watch(self, fd: int, ref: Ref, *, read: bool, write: bool) -> None:
+        """Report readiness of `fd` to `ref`; both False: stop watching."""
+        self._pipes.watch(fd, ref, _mask(read=read, write=write))
+
+    def resume(self, fd: int) -> None:
+        """Report readiness of `fd` again."""
+        self._pipes.resume(fd)
+
+    def _main(self) -> None:
+        while not self._stopping:
+            try:
+                self._run()
+            except BaseException as error:
+                logger.exception("the loop failed; it is rebuilt, and every link it served gets its end")
+                self._rebuild(error)
+        self._pipes.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        ready = self._ready
+        while True:
+            for _ in range(len(ready)):
+                ready.popleft().run_batch(BATCH_MESSAGES)
+            self._fire_timers()
+            if self._stopping and not ready:
+                return
+            self._pipes.settle()
+            self._sleep()
+
+    def _sleep(self) -> None:
+        # The flag first, the look second: whoever schedules after the look sees the flag and wakes us.
+        self._sleeping = True
+        timeout_s = 0.0 if self._ready or self._new_timers or self._stopping else self._until_next_timer()
+        try:
+            if self._pipes.poll(timeout_s, self._wake_read):
+                os.read(self._wake_read, 4096)
+        finally:
+            self._sleeping = False
+
+    def _until_next_timer(self) -> float | None:
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - self.clock.monotonic()) if self._timers else None
+
+    def _fire_timers(self) -> None:
+        while self._new_timers:
+            heapq.heappush(self._timers, self._new_timers.popleft())
+        if not self._timers:
+            return
+        now_s = self.clock.monotonic()
+        while self._timers and self._timers[0][0] <= now_s:
+            timer = heapq.heappop(self._timers)[2]
+            ref, message = timer.ref, timer.message
+            if ref is not None and message is not None:
+                tell(ref, message)
+
+    def _rebuild(self, error: BaseException) -> None:
+        orphans = {id(ref.actor_inbox): ref for ref in self._pipes.refs()}
+        self._pipes.close()
+        self._pipes = _Pipes()
+        self._pipes.selector.register(self._wake_read, selectors.EVENT_READ)
+        for ref in orphans.values():
+            tell(ref, LoopFailed(error=error))
+
+
+@attrs.frozen(kw_only=True)
+class LoopFailed(Message):
+    """The loop that served the actor's pipes failed: its link is lost."""
+
+    error: BaseException
+
+
+def _pipe() -> tuple[int, int]:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    return read_fd, write_fd
+
+
+class ClockedDispatcher:
+    """The loop, with another clock for one room's timers: two rooms may share a loop and not a clock."""
+
+    def __init__(self, loop: LoopDispatcher, clock: Clock) -> None:
+        self.clock = clock
+        self._loop = loop
+        self.schedule = loop.schedule
+        self.watch = loop.watch
+        self.resume = loop.resume
+        self.offload = loop.offload
+        self.worker = loop.worker
+
+    def monotonic(self) -> float:
+        """Return the clock's time in seconds."""
+        return self.clock.monotonic()
+
+    def call_later(self, delay_s: float, ref: Ref, message: Message, *, is_wait: bool = False) -> TimerHandle:
+        """Tell `ref` the message after `delay_s` of the clock."""
+        return _ClockTimer(self.clock, delay_s, ref, message, is_wait=is_wait)
+
+
+class ManualDispatcher:
+    """Runs actors when a test says so, one batch at a time, in the order of a seed. One thread; jobs run in place.
+
+    `seed=None`: first come, first served. Otherwise the next actor is drawn, which finds orders that a loop would rarely give.
+    """
+
+    def __init__(self, clock: Clock, *, seed: int | None = None) -> None:
+        self.clock = clock
+        self._random = random.Random(seed) if seed is not None else None  # noqa: S311 - a schedule, not a secret
+        self._ready: list[LoopActor] = []
+        self._jobs: list[tuple[Job, Ref]] = []
+        self._pipes = _Pipes()
+
+    def schedule(self, actor: LoopActor) -> None:
+        """Let `actor` have a turn soon."""
+        self._ready.append(actor)
+
+    def monotonic(self) -> float:
+        """Return the clock's time in seconds."""
+        return self.clock.monotonic()
+
+    def call_later(self, delay_s: float, ref: Ref, message: Message, *, is_wait: bool = False) -> TimerHandle:
+        """Tell `ref` the message after `delay_s` of the clock."""
+        return _ClockTimer(self.clock, delay_s, ref, message, is_wait=is_wait)
+
+    def watch(self, fd: int, ref: Ref, *, read: bool, write: bool) -> None:
+        """Report readiness of `fd` to `ref`; both False: stop watching."""
+        self._pipes.watch(fd, ref, _mask(read=read, write=write))
+
+    def resume(self, fd: int) -> None:
+        """Report readiness of `fd` again."""
+        self._pipes.resume(fd)
+
+    def offload(self, job: Job, ref: Ref) -> None:
+        """Keep the job for a later step."""
+        self._jobs.append((job, ref))
+
+    def worker(self, owner: Ref, name: str) -> Worker:
+        """Return a worker whose jobs are steps."""
+        del name
+        return InlineWorker(self.offload, owner)
+
+    def on_own_thread(self) -> bool:
+        """The test's thread is the loop, and drives it while it waits."""
+        return False
+
+    def step(self) -> bool:
+        """Run one batch or one job; return False when there is nothing to do."""
+        choices = len(self._ready) + len(self._jobs)
+        if not choices:
+            self._pipes.settle()
+            self._pipes.poll(0.0)
+            choices = len(self._ready)
+            if not choices:
+                return False
+        index = self._random.randrange(choices) if self._random else 0
+        if index < len(self._ready):
+            self._ready.pop(index).run_batch(1 if self._random else BATCH_MESSAGES)
+        else:
+            job, ref = self._jobs.pop(index - len(self._ready))
+            tell(ref, job())
+        return True
+
+    def run_until_idle(self, limit: int = 100_000) -> int:
+        """Step until nothing is left; return how many steps it took. Raises RuntimeError past `limit`."""
+        for count in range(limit):
+            if not self.step():
+                return count
+        raise RuntimeError(f"still busy after {limit} steps")
+
+    def stop(self) -> None:
+        """Close the selector."""
+        self._pipes.close()

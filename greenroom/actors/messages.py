@@ -1,0 +1,398 @@
+"""The messages between actors, grouped by receiver. Frozen values; each names the turn and, if a process produced it, the incarnation.
+
+A message that somebody waits for carries his cell (`reply_to`), and answers it itself when its receiver is dead (`refuse`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pykka
+
+from greenroom.actors.cell import Cell
+from greenroom.actors.runtime import Message
+from greenroom.errors import GreenroomError, SessionStateError, TransportDiedError
+from greenroom.events import AgentEvent
+from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
+from greenroom.transports.base import Attempt, LaunchSpec, Process
+
+if TYPE_CHECKING:
+    from greenroom.actors.ticket import TicketCore
+
+Ref = pykka.ActorRef[Any]
+
+
+def _closed() -> SessionStateError:
+    return SessionStateError("the session is closed")
+
+
+# --- to a SessionActor, from the front door -------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class PrepareTurn(Message):
+    """Reserve a turn. Answered with the expected conversation id, or a refusal."""
+
+    turn_id: str
+    nonce: str
+    request: TurnRequest
+    expect_conversation: str | None
+    pin: bool
+    ticket: TicketCore
+    reply_to: Cell[str | None]
+
+    def refuse(self) -> None:
+        """Answer that the session is closed."""
+        self.reply_to.fail(_closed())
+
+
+@attrs.frozen(kw_only=True)
+class Run(Message):
+    """Run the prepared turn; its outcome goes to the ticket's cell."""
+
+    turn_id: str
+    ticket: TicketCore
+
+    def refuse(self) -> None:
+        """Settle the ticket: the session is closed."""
+        self.ticket.fail(_closed())
+
+
+@attrs.frozen(kw_only=True)
+class CancelTurn(Message):
+    """The prepared turn was cancelled; its cell is settled already."""
+
+    turn_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Steer(Message):
+    """Send text into the running turn. Answered once the codec has accepted it, or with NoRunningTurnError."""
+
+    turn_id: str | None
+    text: str
+    steer_id: str
+    reply_to: Cell[None]
+
+    def refuse(self) -> None:
+        """Answer that the session is closed."""
+        self.reply_to.fail(_closed())
+
+
+@attrs.frozen(kw_only=True)
+class Interrupt(Message):
+    """End the begun turn `turn_id`. May arrive before the Run that it means."""
+
+    turn_id: str
+    control = True
+
+
+@attrs.frozen(kw_only=True)
+class AdoptConversation(Message):
+    """Offer a conversation. Answered with whether it was taken."""
+
+    request_id: str
+    checkpoint: Checkpoint
+    reply_to: Cell[bool]
+
+    def refuse(self) -> None:
+        """Answer that it was not taken."""
+        self.reply_to.settle(value=False)
+
+
+@attrs.frozen(kw_only=True)
+class ReleaseConversation(Message):
+    """Give up the live process, keep the conversation. Answered once it has been asked to end."""
+
+    reply_to: Cell[None]
+
+    def refuse(self) -> None:
+        """Nothing is live any more."""
+        self.reply_to.settle(None)
+
+
+@attrs.frozen(kw_only=True)
+class ReleaseIfIdle(Message):
+    """Another session waits for a live slot: give up the process if no turn needs it."""
+
+
+@attrs.frozen(kw_only=True)
+class CloseSession(Message):
+    """End the session. Its cell `closed` (in the session's core) is settled when nothing of it runs any more."""
+
+    control = True
+
+
+@attrs.frozen(kw_only=True)
+class CreditReturned(Message):
+    """The caller's sink has room again."""
+
+    turn_id: str
+    control = True
+
+
+@attrs.frozen(kw_only=True)
+class Detach(Message):
+    """The caller does not listen any more; the turn goes on."""
+
+    turn_id: str
+    control = True
+
+
+# --- to a SessionActor, from conversations, the supervisor and the store ----------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Admitted(Message):
+    """The supervisor has given the start a slot; `conversation` is the actor that runs it."""
+
+    incarnation: int
+    conversation: Ref
+    slot_wait_s: float
+
+
+@attrs.frozen(kw_only=True)
+class ConversationOpened(Message):
+    """The process has answered its handshake."""
+
+    incarnation: int
+    conversation_id: str | None
+
+
+@attrs.frozen(kw_only=True)
+class ConversationNamed(Message):
+    """The provider said which conversation this is."""
+
+    incarnation: int
+    conversation_id: str
+
+
+@attrs.frozen(kw_only=True)
+class OpenFailed(Message):
+    """The start failed by an answer. `killed`: its process still has to end, which Down will tell."""
+
+    incarnation: int
+    error: GreenroomError
+    killed: bool
+
+
+@attrs.frozen(kw_only=True)
+class TurnEvent(Message):
+    """What one read gave: agent events of the attempt, or of the time between turns (`turn_id` None)."""
+
+    incarnation: int
+    turn_id: str | None
+    events: tuple[AgentEvent, ...]
+
+
+@attrs.frozen(kw_only=True)
+class TurnEnded(Message):
+    """The attempt ended: with a result or with an error."""
+
+    incarnation: int
+    turn_id: str
+    result: TurnResult | None
+    error: GreenroomError | None
+    usage: ProviderUsage | None
+    cumulative: ProviderUsage | None
+    duration_ms: int
+    nudgeable: bool
+    keeps_conversation: bool
+    forced: bool
+
+
+@attrs.frozen(kw_only=True)
+class TurnSwallowed(Message):
+    """The probe found that the attempt had been taken before."""
+
+    incarnation: int
+    turn_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Spent(Message):
+    """Consumption that belongs to the session and to no ticket."""
+
+    incarnation: int
+    usage: ProviderUsage
+
+
+@attrs.frozen(kw_only=True)
+class Down(Message):
+    """The process ended. Ordinary: it never overtakes what the process said last."""
+
+    incarnation: int
+    error: TransportDiedError
+    expected: bool
+    refused: bool
+    sent: bool
+    usage: ProviderUsage | None
+    duration_ms: int
+
+
+@attrs.frozen(kw_only=True)
+class Stored(Message):
+    """The store has done (or failed to do) the write `sequence`."""
+
+    sequence: int
+    error: Exception | None
+
+
+# --- to a conversation's actor -----------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class RunAttempt(Message):
+    """Run one attempt."""
+
+    attempt: Attempt
+
+
+@attrs.frozen(kw_only=True)
+class SteerAttempt(Message):
+    """Send text into the running attempt of `turn_id`."""
+
+    turn_id: str
+    text: str
+    steer_id: str
+    reply_to: Cell[None]
+
+    def refuse(self) -> None:
+        """Answer that no turn runs."""
+        from greenroom.errors import NoRunningTurnError  # noqa: PLC0415 - only on this path
+
+        self.reply_to.fail(NoRunningTurnError("no turn is running"))
+
+
+@attrs.frozen(kw_only=True)
+class InterruptTurn(Message):
+    """End the running attempt of `turn_id`."""
+
+    turn_id: str
+    control = True
+
+
+@attrs.frozen(kw_only=True)
+class HoldReading(Message):
+    """The caller is slow: read no more of standard output until told."""
+
+    hold: bool
+    control = True
+
+
+@attrs.frozen(kw_only=True)
+class EndConversation(Message):
+    """End the process, by the ladder or at once."""
+
+    kill: bool
+    reason: str
+    control = True
+
+
+# --- to the supervisor ---------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class StartConversation(Message):
+    """Start process `incarnation` of the session once the one before is proven dead and a slot is free."""
+
+    session_id: str
+    session: Ref
+    dispatcher: Any
+    launch: LaunchSpec
+    transport: Any
+
+
+@attrs.frozen(kw_only=True)
+class WithdrawStart(Message):
+    """The start is not wanted any more (it may have been granted meanwhile)."""
+
+    session_id: str
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
+class StartSettled(Message):
+    """The start succeeded or failed: its slot is free."""
+
+    session_id: str
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
+class ProcessGone(Message):
+    """The process ended; what it left behind under `mark` must still be found and ended."""
+
+    session_id: str
+    incarnation: int
+    mark: str | None
+
+
+@attrs.frozen(kw_only=True)
+class ReapProcess(Message):
+    """The process was killed by an owner that cannot poll it any more."""
+
+    process: Process
+
+
+@attrs.frozen(kw_only=True)
+class TurnOver(Message):
+    """A turn of the session ended: its process may be idle now."""
+
+    session_id: str
+
+
+@attrs.frozen(kw_only=True)
+class RetireSession(Message):
+    """The session has ended; settle `closed` when nothing of it lives any more."""
+
+    session_id: str
+    closed: Cell[None]
+
+    def refuse(self) -> None:
+        """The supervisor is gone, and with it everything it had to prove."""
+        self.closed.settle(None)
+
+
+@attrs.frozen(kw_only=True)
+class SessionBegan(Message):
+    """A session exists: it is to be told when the room closes."""
+
+    session_id: str
+    session: Ref
+
+
+@attrs.frozen(kw_only=True)
+class CloseRoom(Message):
+    """End every session within `deadline_s`. Answered with the ids of those who had to be killed."""
+
+    deadline_s: float
+    reply_to: Cell[tuple[str, ...]]
+    control = True
+
+    def refuse(self) -> None:
+        """Nothing is left to close."""
+        self.reply_to.settle(())
+
+
+# --- to the store and the observer -------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Store(Message):
+    """Save (or clear, `checkpoint` None) under `key` in `store`; answered with Stored."""
+
+    store: Any
+    key: str
+    checkpoint: Checkpoint | None
+    sequence: int
+    session: Ref
+
+
+@attrs.frozen(kw_only=True)
+class Observe(Message):
+    """Call the handlers with the events, in order."""
+
+    handlers: tuple[Any, ...]
+    events: tuple[AgentEvent, ...]

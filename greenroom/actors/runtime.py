@@ -1,0 +1,256 @@
+"""Pykka's seams: an actor type that needs no thread, with an inbox of two lanes that closes. Decides how an actor dies, never what it does.
+
+This file alone uses Pykka's private names; `tests/unit/actors/test_pykka_facts.py` pins each fact it builds on. Actors run on the
+thread of their dispatcher; `put` (and so `tell` and `ask`) may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import attrs
+import pykka
+from pykka import messages as pykka_messages
+from pykka._envelope import Envelope
+
+if TYPE_CHECKING:
+    from pykka import Future
+
+logger = logging.getLogger("greenroom.actors")
+
+SLOW_HANDLER_S = 0.05
+
+
+class Message:
+    """Base of all messages between actors. `control`: overtakes ordinary messages, and must make sense in any order against them."""
+
+    __slots__ = ()
+    control = False
+
+    def refuse(self) -> None:
+        """The receiver is dead or died: answer whoever waits. Must not raise; any thread."""
+
+
+@attrs.frozen(kw_only=True)
+class ActorDown(Message):
+    """A watched actor ended. `error` is None when it stopped in order. Ordinary: it never overtakes the actor's last messages."""
+
+    urn: str
+    error: BaseException | None
+
+
+class Scheduler(Protocol):
+    """The part of a dispatcher that inboxes and actors see."""
+
+    def schedule(self, actor: LoopActor) -> None:
+        """Let `actor` have a turn soon. Any thread."""
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        ...
+
+
+class Inbox:
+    """Two lanes, control first; closes for good, and answers what comes later or was left."""
+
+    __slots__ = ("_actor", "_control", "_ordinary", "closed", "scheduled")
+
+    def __init__(self) -> None:
+        self._control: collections.deque[Envelope[Any]] = collections.deque()
+        self._ordinary: collections.deque[Envelope[Any]] = collections.deque()
+        self._actor: LoopActor | None = None
+        self.closed = False
+        self.scheduled = False
+
+    def bind(self, actor: LoopActor) -> None:
+        """Belong to `actor`. The inbox keeps it alive: Pykka's refs hold it weakly."""
+        self._actor = actor
+
+    def put(self, envelope: Envelope[Any], /) -> None:
+        """Take an envelope, from any thread. After `close` it is answered at once."""
+        message = envelope.message
+        # Pykka's stop is ordinary: what was told before it is handled before it.
+        (self._control if getattr(message, "control", False) else self._ordinary).append(envelope)
+        if self.closed:
+            # Checked after the append: whichever of us and `close` comes second empties the lanes, each envelope once.
+            self.refuse_all()
+        elif not self.scheduled and self._actor is not None:
+            self.scheduled = True
+            self._actor.dispatcher.schedule(self._actor)
+
+    def get(self) -> Envelope[Any]:
+        """Return the next envelope, control lane first. Raises IndexError when empty."""
+        try:
+            return self._control.popleft()
+        except IndexError:
+            return self._ordinary.popleft()
+
+    def empty(self) -> bool:
+        """Whether both lanes are empty."""
+        return not self._control and not self._ordinary
+
+    def __len__(self) -> int:
+        return len(self._control) + len(self._ordinary)
+
+    def drain(self) -> Iterator[Envelope[Any]]:
+        """Pop everything."""
+        while True:
+            try:
+                yield self.get()
+            except IndexError:
+                return
+
+    def close(self) -> None:
+        """Take nothing any more, and answer what is left."""
+        self.closed = True
+        self.refuse_all()
+
+    def refuse_all(self) -> None:
+        """Answer and drop what is in the lanes."""
+        for envelope in self.drain():
+            _refuse(envelope)
+
+
+def _refuse(envelope: Envelope[Any]) -> None:
+    message = envelope.message
+    if isinstance(message, Message):
+        message.refuse()
+    if envelope.reply_to is None:
+        return
+    if isinstance(message, pykka_messages._ActorStop):  # noqa: SLF001
+        envelope.reply_to.set(None)
+    else:
+        error = pykka.ActorDeadError("the actor ended before it handled the message")
+        envelope.reply_to.set_exception((type(error), error, None))
+
+
+class LoopActor(pykka.Actor):
+    """An actor run by a dispatcher. Subclasses write `handle`; every way to die ends in `on_down`, once, and in one ActorDown per watcher.
+
+    An exception in `on_start` or `handle`, told or asked, ordinary or BaseException, ends this actor and no other.
+    """
+
+    def __init__(self, dispatcher: Scheduler) -> None:
+        super().__init__()
+        self.dispatcher = dispatcher
+        self._watchers: list[pykka.ActorRef[Any]] = []
+        self._started = False
+        self._inbox.bind(self)
+
+    @property
+    def _inbox(self) -> Inbox:
+        return cast("Inbox", self.actor_inbox)
+
+    @staticmethod
+    def _create_actor_inbox() -> Inbox:  # type: ignore[override]
+        return Inbox()
+
+    @staticmethod
+    def _create_future() -> Future[Any]:
+        return pykka.ThreadingFuture()
+
+    def _start_actor_loop(self) -> None:
+        self._inbox.scheduled = True
+        self.dispatcher.schedule(self)
+
+    def watch(self, watcher: pykka.ActorRef[Any]) -> None:
+        """Tell `watcher` an ActorDown when this actor ends. Before its start, or from its own handler."""
+        self._watchers.append(watcher)
+
+    def on_receive(self, message: Any) -> Any:
+        """Pykka's name for `handle`."""
+        return self.handle(message)
+
+    def handle(self, message: Any) -> Any:
+        """Handle one message."""
+        raise NotImplementedError
+
+    def on_down(self, error: BaseException | None) -> None:
+        """The actor ended, in whatever way: settle what others wait for. Comes once; its inbox is closed already."""
+
+    def run_batch(self, messages: int) -> None:
+        """Handle up to `messages` envelopes; called by the dispatcher on its thread."""
+        inbox = self._inbox
+        # Cleared first: a put from now on schedules again, at worst once too often.
+        inbox.scheduled = False
+        if self.actor_stopped.is_set():
+            return
+        if not self._started:
+            self._started = True
+            if not self._guarded(self.on_start, None):
+                return
+        for _ in range(messages):
+            try:
+                envelope = inbox.get()
+            except IndexError:
+                return
+            if not self._guarded(lambda envelope=envelope: self._handle_receive(envelope.message), envelope):
+                return
+        if not inbox.empty() and not inbox.scheduled:
+            inbox.scheduled = True
+            self.dispatcher.schedule(self)
+
+    def _guarded(self, work: Callable[[], Any], envelope: Envelope[Any] | None) -> bool:
+        began_s = self.dispatcher.monotonic()
+        try:
+            response = work()
+        except BaseException as error:  # noqa: BLE001 - a handler's sys.exit must not end the fleet
+            if envelope is not None and envelope.reply_to is not None:
+                envelope.reply_to.set_exception(sys.exc_info())
+            self.crash(error, envelope.message if envelope is not None else None)
+            return False
+        if envelope is not None and envelope.reply_to is not None:
+            envelope.reply_to.set(response)
+        took_s = self.dispatcher.monotonic() - began_s
+        if took_s > SLOW_HANDLER_S:
+            name = type(envelope.message).__name__ if envelope is not None else "on_start"
+            logger.warning("%s spent %.0f ms on %s", type(self).__name__, took_s * 1e3, name)
+        return not self.actor_stopped.is_set()
+
+    def _stop(self) -> None:
+        # Pykka calls this for its stop message.
+        self.finish()
+
+    def finish(self) -> None:
+        """End in order, from the actor's own handler."""
+        self._end(None)
+
+    def crash(self, error: BaseException, message: object | None = None) -> None:
+        """End by `error`. On the dispatcher's thread."""
+        logger.error(
+            "%s crashed%s",
+            type(self).__name__,
+            f" on {type(message).__name__}" if message is not None else "",
+            exc_info=(type(error), error, error.__traceback__),
+        )
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if self.actor_stopped.is_set():
+            return
+        pykka.ActorRegistry.unregister(self.actor_ref)  # noqa: TID251 - our own entry only
+        self.actor_stopped.set()
+        try:
+            self.on_down(error)
+        except BaseException:
+            logger.exception("%s failed in on_down", type(self).__name__)
+        self._inbox.close()
+        for watcher in self._watchers:
+            tell(watcher, ActorDown(urn=self.actor_urn, error=error))
+
+
+M = TypeVar("M", bound=Message)
+
+
+def tell(ref: pykka.ActorRef[Any], message: Message) -> bool:
+    """Send a message, from any thread; a dead receiver makes the message answer for itself. Returns whether it was put."""
+    try:
+        ref.tell(message)
+    except pykka.ActorDeadError:
+        message.refuse()
+        return False
+    return True

@@ -1,0 +1,559 @@
+"""The actor of one session: feeds the policy what happened and carries out what it commands. Never blocks, waits or does I/O.
+
+`_advance` is the only place that assigns the state. What users read of a session (`SessionCore.view`) is published before any command
+is performed, so that a caller whose turn ended finds the session as the turn left it. Runs on the loop thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+from typing import Any, assert_never
+
+import attrs
+import pykka
+
+from greenroom.actors import messages as m
+from greenroom.actors.cell import Cell
+from greenroom.actors.claims import CLAIMS, Key
+from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
+from greenroom.actors.ticket import Batch, TicketCore
+from greenroom.clock import TimerHandle
+from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
+from greenroom.events import AgentEvent, Lifecycle, TransportDied, TransportRestarted
+from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, TurnRequest
+from greenroom.policy import commands as c
+from greenroom.policy import events as e
+from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
+from greenroom.transports.base import Attempt, Flags, LaunchSpec, StreamTransport
+
+logger = logging.getLogger("greenroom.session")
+
+STORE_PATIENCE_S = 5.0
+NO_FLAGS = Flags(key=None)
+
+Ref = pykka.ActorRef[Any]
+
+
+@attrs.define(kw_only=True, eq=False)
+class SessionCore:
+    """What a session's handle and its actor share. The actor alone writes `view`, `spent` and `degraded`; reading is safe on any thread."""
+
+    session_id: str
+    transport: Any
+    spec: ConversationSpec
+    settings: Settings
+    checkpoint: Checkpoint | None
+    store: Any = None
+    store_key: str | None = None
+    handlers: tuple[Any, ...] = ()
+    mark_prefix: str = ""
+    view: SessionView = attrs.field(init=False)
+    spent: ProviderUsage | None = None
+    booked: ProviderUsage | None = None
+    degraded: str | None = None
+    closed: Cell[None] = attrs.field(factory=Cell)
+
+    def __attrs_post_init__(self) -> None:
+        self.view = public_snapshot(initial(self.settings))
+
+    def claim_key(self, conversation_id: str) -> Key:
+        """The key under which a conversation of this session's provider is claimed."""
+        profile = self.transport.profile
+        return (profile.name, str(getattr(self.transport, "state_home", "")), conversation_id)
+
+
+@attrs.define(kw_only=True)
+class _PendingStore:
+    """Writes that the store has not confirmed, and the endings that wait for them."""
+
+    last_sequence: int = 0
+    confirmed: int = 0
+    endings: collections.deque[tuple[int, Callable[[], None]]] = attrs.field(factory=collections.deque)
+
+
+class SessionActor(LoopActor):
+    """A thin shell around `step`."""
+
+    dispatcher: Dispatcher
+
+    def __init__(
+        self, dispatcher: Dispatcher, *, core: SessionCore, supervisor: Ref, store: Callable[[], Ref], observer: Callable[[], Ref]
+    ) -> None:
+        super().__init__(dispatcher)
+        self._core = core
+        self._supervisor = supervisor
+        self._store = store
+        self._observer = observer
+        self._state: State = initial(core.settings)
+        self._inputs: collections.deque[e.SessionInput] = collections.deque()
+        self._advancing = False
+        self._tickets: dict[str, TicketCore] = {}
+        self._requests: dict[str, TurnRequest] = {}
+        self._prepares: dict[str, m.PrepareTurn] = {}
+        self._adoptions: dict[str, Cell[bool]] = {}
+        self._conversation: tuple[int, Ref] | None = None
+        self._started: set[int] = set()
+        self._ending: dict[int, c.CloseConversation] = {}
+        self._slot_waits: dict[int, float] = {}
+        self._waits: dict[int, TimerHandle] = {}
+        self._sequence = 0
+        self._writes = _PendingStore()
+
+    def on_start(self) -> None:
+        """Begin the policy with what was stored."""
+        tell(self._supervisor, m.SessionBegan(session_id=self._core.session_id, session=self.actor_ref))
+        self._advance(e.Start(now_s=self._now_s(), checkpoint=self._core.checkpoint))
+
+    def handle(self, message: Any) -> None:  # noqa: C901, PLR0912, PLR0915 - one line a case
+        """Turn each message into an input of the policy, or pass it on."""
+        now_s = self._now_s()
+        match message:
+            case m.PrepareTurn():
+                self._prepare(message)
+            case m.Run():
+                self._run(message)
+            case m.TurnEvent():
+                self._emit(message.incarnation, message.turn_id, message.events)
+            case m.CreditReturned() | m.Detach():
+                self._hold_reading(hold=False)
+            case m.Steer():
+                self._steer(message)
+            case m.Interrupt():
+                self._interrupted(message.turn_id)
+            case m.CancelTurn():
+                self._forget(message.turn_id)
+                self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
+            case m.Admitted():
+                self._admitted(message)
+            case m.ConversationOpened():
+                self._opened(message)
+            case m.ConversationNamed():
+                self._named(message)
+            case m.OpenFailed():
+                self._advance(
+                    e.Failed(now_s=now_s, turn_id=None, incarnation=message.incarnation, error=message.error, killed=message.killed)
+                )
+            case m.TurnEnded():
+                self._turn_ended(message)
+            case m.TurnSwallowed():
+                self._advance(e.Swallowed(now_s=now_s, turn_id=message.turn_id, incarnation=message.incarnation))
+            case m.Spent():
+                self._core.booked = _sum(self._core.booked, message.usage)
+            case m.Down():
+                self._down(message)
+            case m.Stored():
+                self._stored(message)
+            case TimerFired():
+                self._timer(message.token)
+            case m.AdoptConversation():
+                self._adopt(message)
+            case m.ReleaseConversation():
+                self._advance(e.Release(now_s=now_s))
+                message.reply_to.settle(None)
+            case m.ReleaseIfIdle():
+                self._advance(e.Release(now_s=now_s))
+            case m.CloseSession():
+                self._advance(e.Close(now_s=now_s))
+            case ActorDown():
+                pass  # a conversation's end is told by its Down
+            case _:
+                logger.warning("session %s: unexpected %s", self._core.session_id, type(message).__name__)
+
+    # --- the policy
+
+    def _now_s(self) -> float:
+        return self.dispatcher.monotonic()
+
+    def _advance(self, event: e.SessionInput) -> None:
+        """Feed one input. An input that arises while commands are performed waits until they all are."""
+        self._inputs.append(event)
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._inputs:
+            self._state, commands = step(self._state, self._inputs.popleft())
+            self._core.view = public_snapshot(self._state)
+            for command in commands:
+                self._perform(command)
+        self._advancing = False
+
+    def _perform(self, command: c.Command) -> None:  # noqa: C901, PLR0912 - one line a case
+        match command:
+            case c.Grant():
+                self._grant(command)
+            case c.Refuse():
+                self._refuse(command)
+            case c.AdoptVerdict():
+                self._adoptions.pop(command.request_id).settle(command.accepted)
+            case c.Open():
+                self._open(command)
+            case c.Execute():
+                self._execute(command)
+            case c.InterruptAttempt():
+                self._tell_conversation(command.incarnation, m.InterruptTurn(turn_id=command.turn_id))
+            case c.Wait():
+                self._wait(command)
+            case c.CancelWait():
+                self._cancel_wait(command.wait_id)
+            case c.SetDeadline():
+                self._set_deadline(command)
+            case c.CloseConversation():
+                self._end_conversation(command)
+            case c.SaveCheckpoint():
+                self._write(command.checkpoint)
+            case c.ClearCheckpoint():
+                self._write(None)
+            case c.ReportDeath():
+                self._emit(command.incarnation, command.turn_id, (TransportDied(command.cause),))
+            case c.ReportRestart():
+                self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
+            case c.Finish():
+                self._core.spent = _sum(self._core.spent, command.turn.result.usage)
+                self._settle(command.turn.turn_id, lambda ticket: ticket.finish(command.turn))
+            case c.Fail():
+                self._core.spent = _sum(self._core.spent, getattr(command.error, "usage", None))
+                self._settle(command.turn_id, lambda ticket: ticket.fail(command.error))
+            case c.Stop():
+                self._stop_session()
+            case c.Ignored():
+                logger.debug("session %s: ignored: %s", self._core.session_id, command.reason)
+            case _:
+                assert_never(command)  # type: ignore[arg-type]
+
+    # --- tickets
+
+    def _prepare(self, message: m.PrepareTurn) -> None:
+        self._prepares[message.turn_id] = message
+        self._advance(
+            e.Prepare(
+                now_s=self._now_s(),
+                turn_id=message.turn_id,
+                nonce=message.nonce,
+                request=message.request,
+                expect_conversation=message.expect_conversation,
+                pin=message.pin,
+            )
+        )
+
+    def _grant(self, command: c.Grant) -> None:
+        if command.superseded is not None:
+            self._supersede(command.superseded, command.turn_id)
+        message = self._prepares.pop(command.turn_id)
+        self._tickets[command.turn_id] = message.ticket
+        self._requests[command.turn_id] = message.request
+        message.reply_to.settle(command.expected_conversation)
+
+    def _supersede(self, turn_id: str, by_turn_id: str) -> None:
+        ticket = self._tickets.get(turn_id)
+        self._forget(turn_id)
+        if ticket is not None:
+            ticket.fail(SessionStateError(f"turn {turn_id!r} was superseded by {by_turn_id!r} before it ran"))
+
+    def _refuse(self, command: c.Refuse) -> None:
+        prepare = self._prepares.pop(command.turn_id, None)
+        if prepare is not None:
+            prepare.reply_to.fail(command.error)
+            return
+        ticket = self._tickets.get(command.turn_id)
+        self._forget(command.turn_id)
+        if ticket is not None:
+            ticket.fail(command.error)
+
+    def _run(self, message: m.Run) -> None:
+        if message.turn_id not in self._tickets:
+            message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} is not the session's most recent ticket"))
+            return
+        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._flags(message.turn_id)))
+
+    def _flags(self, turn_id: str) -> Flags:
+        transport = self._core.transport
+        if isinstance(transport, StreamTransport):
+            return transport.flags(self._core.spec, self._requests[turn_id])
+        return NO_FLAGS
+
+    def _settle(self, turn_id: str, ending: Callable[[TicketCore], None]) -> None:
+        """End the ticket, once the store has confirmed what was written for it: who has the outcome finds the checkpoint."""
+        ticket = self._tickets.get(turn_id)
+        self._forget(turn_id)
+        tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
+        if ticket is None:
+            return
+        if self._writes.confirmed >= self._writes.last_sequence:
+            ending(ticket)
+            return
+        self._writes.endings.append((self._writes.last_sequence, lambda: ending(ticket)))
+        self.dispatcher.call_later(STORE_PATIENCE_S, self.actor_ref, TimerFired(token=("store", self._writes.last_sequence)))
+
+    def _forget(self, turn_id: str) -> None:
+        self._tickets.pop(turn_id, None)
+        self._requests.pop(turn_id, None)
+
+    def _interrupted(self, turn_id: str) -> None:
+        self._hold_reading(hold=False)
+        self._advance(e.Interrupted(now_s=self._now_s(), turn_id=turn_id))
+
+    def _steer(self, message: m.Steer) -> None:
+        view = self._core.view
+        if self._conversation is None or view.turn_id is None or message.turn_id not in (None, view.turn_id):
+            message.reply_to.fail(NoRunningTurnError("no turn is running"))
+            return
+        tell(
+            self._conversation[1],
+            m.SteerAttempt(turn_id=view.turn_id, text=message.text, steer_id=message.steer_id, reply_to=message.reply_to),
+        )
+
+    def _adopt(self, message: m.AdoptConversation) -> None:
+        self._adoptions[message.request_id] = message.reply_to
+        self._advance(e.Adopt(now_s=self._now_s(), request_id=message.request_id, checkpoint=message.checkpoint))
+
+    # --- events
+
+    def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
+        """Stamp events and hand them to the turn's caller and to the observers."""
+        turn_id = turn_id or self._core.view.turn_id
+        first, self._sequence = self._sequence + 1, self._sequence + len(events)
+        ticket = self._tickets.get(turn_id) if turn_id is not None else None
+        if ticket is not None and ticket.sink is not None:
+            clock = self.dispatcher.clock
+            ticket.sink.put(
+                Batch(
+                    session_id=self._core.session_id,
+                    turn_id=turn_id,
+                    incarnation=incarnation,
+                    first_sequence=first,
+                    at_monotonic_s=clock.monotonic(),
+                    at_wall_s=clock.wall(),
+                    events=events,
+                )
+            )
+            if ticket.sink.wants_hold():
+                self._hold_reading(hold=True)
+        if self._core.handlers:
+            tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+
+    def _hold_reading(self, *, hold: bool) -> None:
+        if self._conversation is not None:
+            tell(self._conversation[1], m.HoldReading(hold=hold))
+
+    # --- conversations
+
+    def _open(self, command: c.Open) -> None:
+        conversation_id = command.resume_id or command.proposed_id
+        if conversation_id is not None:
+            try:
+                CLAIMS.take(self._core.claim_key(conversation_id), self._core.session_id)
+            except SessionStateError as error:
+                self._advance(e.Failed(now_s=self._now_s(), turn_id=None, incarnation=command.incarnation, error=error))
+                return
+        flags = command.flags if isinstance(command.flags, Flags) else NO_FLAGS
+        launch = LaunchSpec(
+            spec=self._core.spec,
+            flags=flags,
+            incarnation=command.incarnation,
+            mark=f"{self._core.mark_prefix}/{command.incarnation}",
+            resume_id=command.resume_id,
+            proposed_id=command.proposed_id,
+            previous_usage=command.previous_usage,
+            after_death=command.after_death,
+        )
+        self._started.add(command.incarnation)
+        self._emit(command.incarnation, None, (Lifecycle("waiting", "start slot"),))
+        tell(
+            self._supervisor,
+            m.StartConversation(session_id=self._core.session_id, session=self.actor_ref, dispatcher=self.dispatcher, launch=launch, transport=self._core.transport),
+        )
+
+    def _admitted(self, message: m.Admitted) -> None:
+        self._conversation = (message.incarnation, message.conversation)
+        self._slot_waits = {message.incarnation: message.slot_wait_s}
+        ending = self._ending.get(message.incarnation)
+        if ending is not None:
+            self._end_conversation(ending)
+
+    def _opened(self, message: m.ConversationOpened) -> None:
+        self._advance(
+            e.Opened(
+                now_s=self._now_s(),
+                incarnation=message.incarnation,
+                conversation_id=message.conversation_id,
+                slot_wait_s=self._slot_waits.pop(message.incarnation, 0.0),
+            )
+        )
+
+    def _named(self, message: m.ConversationNamed) -> None:
+        try:
+            CLAIMS.take(self._core.claim_key(message.conversation_id), self._core.session_id)
+        except SessionStateError as error:
+            # The provider itself joined a conversation that another session holds: nothing is lost, but it must be seen.
+            self._degrade(str(error))
+        self._advance(e.Named(now_s=self._now_s(), incarnation=message.incarnation, conversation_id=message.conversation_id))
+
+    def _execute(self, command: c.Execute) -> None:
+        request = self._requests.get(command.turn_id)
+        if request is None:
+            return
+        attempt = Attempt(
+            turn_id=command.turn_id,
+            request=request,
+            how=command.how,
+            receipt=command.receipt,
+            probe=command.probe,
+            deadline_s=command.deadline_s,
+            timeout_s=request.timeout,
+        )
+        self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
+
+    def _tell_conversation(self, incarnation: int, message: Message) -> None:
+        """Tell the live conversation; a message for one that has just ended is moot: its Down is on the way."""
+        if self._conversation is not None and self._conversation[0] == incarnation:
+            tell(self._conversation[1], message)
+
+    def _end_conversation(self, command: c.CloseConversation) -> None:
+        self._ending[command.incarnation] = command
+        if self._conversation is not None and self._conversation[0] == command.incarnation:
+            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason))
+        elif command.incarnation in self._started:
+            tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=command.incarnation))
+
+    def _turn_ended(self, message: m.TurnEnded) -> None:
+        now_s = self._now_s()
+        if message.error is not None:
+            self._advance(
+                e.Failed(
+                    now_s=now_s,
+                    turn_id=message.turn_id,
+                    incarnation=message.incarnation,
+                    error=message.error,
+                    usage=message.usage,
+                    duration_ms=message.duration_ms,
+                    nudgeable=message.nudgeable,
+                    keeps_conversation=message.keeps_conversation,
+                    killed=message.forced,
+                )
+            )
+        elif message.result is not None:
+            self._advance(
+                e.Succeeded(
+                    now_s=now_s,
+                    turn_id=message.turn_id,
+                    incarnation=message.incarnation,
+                    result=message.result,
+                    cumulative=message.cumulative,
+                    forced=message.forced,
+                )
+            )
+
+    def _down(self, message: m.Down) -> None:
+        self._started.discard(message.incarnation)
+        self._ending.pop(message.incarnation, None)
+        if self._conversation is not None and self._conversation[0] == message.incarnation:
+            self._conversation = None
+        self._advance(
+            e.Died(
+                now_s=self._now_s(),
+                incarnation=message.incarnation,
+                error=message.error,
+                expected=message.expected,
+                sent=message.sent,
+                refused=message.refused,
+                usage=message.usage,
+                duration_ms=message.duration_ms,
+            )
+        )
+
+    # --- time
+
+    def _wait(self, command: c.Wait) -> None:
+        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {command.delay_s:g} s"),))
+        timer = TimerFired(token=("wait", command.wait_id))
+        self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
+
+    def _cancel_wait(self, wait_id: int) -> None:
+        timer = self._waits.pop(wait_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _set_deadline(self, command: c.SetDeadline) -> None:
+        delay_s = max(0.0, command.deadline_s - self._now_s())
+        self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=("deadline", command.turn_id, command.attempt)))
+
+    def _timer(self, token: Any) -> None:
+        match token:
+            case ("wait", wait_id):
+                self._waits.pop(wait_id, None)
+                self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
+            case ("deadline", turn_id, attempt):
+                self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
+            case ("store", sequence) if self._writes.confirmed < sequence:
+                self._degrade(f"the checkpoint store has not answered within {STORE_PATIENCE_S:g} s")
+                self._confirm(sequence)
+
+    # --- the store
+
+    def _write(self, checkpoint: Checkpoint | None) -> None:
+        if self._core.store is None or self._core.store_key is None:
+            return
+        self._writes.last_sequence += 1
+        tell(
+            self._store(),
+            m.Store(
+                store=self._core.store,
+                key=self._core.store_key,
+                checkpoint=checkpoint,
+                sequence=self._writes.last_sequence,
+                session=self.actor_ref,
+            ),
+        )
+
+    def _stored(self, message: m.Stored) -> None:
+        if message.error is not None:
+            self._degrade(f"the checkpoint store failed: {message.error}")
+        self._confirm(message.sequence)
+
+    def _confirm(self, sequence: int) -> None:
+        self._writes.confirmed = max(self._writes.confirmed, sequence)
+        while self._writes.endings and self._writes.endings[0][0] <= self._writes.confirmed:
+            self._writes.endings.popleft()[1]()
+
+    def _degrade(self, detail: str) -> None:
+        """Report what failed beside the work: it never replaces a result."""
+        self._core.degraded = detail
+        logger.error("session %s: %s", self._core.session_id, detail)
+        self._emit(0, None, (Lifecycle("degraded", detail),))
+
+    # --- the end
+
+    def _stop_session(self) -> None:
+        self._confirm(self._writes.last_sequence)
+        tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
+        self.finish()
+
+    def on_down(self, error: BaseException | None) -> None:
+        """Settle whatever is open. In order nothing is; after a crash nobody may wait for ever."""
+        crashed: BaseException = (
+            SessionStateError("the session is closed") if error is None else SessionCrashedError(self._core.session_id, repr(error))
+        )
+        for ticket in list(self._tickets.values()):
+            ticket.fail(crashed)
+        for prepare in self._prepares.values():
+            prepare.reply_to.fail(crashed)
+        for adoption in self._adoptions.values():
+            adoption.settle(value=False)
+        while self._writes.endings:
+            self._writes.endings.popleft()[1]()
+        for timer in self._waits.values():
+            timer.cancel()
+        if error is not None:
+            self._core.view = attrs.evolve(self._core.view, closed=True)
+            if self._conversation is not None:
+                tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
+            for incarnation in self._started:
+                tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=incarnation))
+            tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
+
+
+def _sum(total: ProviderUsage | None, more: ProviderUsage | None) -> ProviderUsage | None:
+    return total + more if total is not None and more is not None else (more if total is None else total)

@@ -1,0 +1,624 @@
+"""The user's handles: Agent, Session, TurnTicket. Thin and thread-safe: they mark, post a message, and wait for a cell.
+
+No method may be called from the loop thread, which runs no code of users. Blocking calls name what they wait for; `interrupt` never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from greenroom.actors import messages as m
+from greenroom.actors.cell import Cell
+from greenroom.actors.claims import CLAIMS
+from greenroom.actors.runtime import tell
+from greenroom.actors.session import SessionCore
+from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
+from greenroom.clock import Clock, SystemClock
+from greenroom.errors import (
+    NoRunningTurnError,
+    ProviderCapabilityError,
+    SessionStateError,
+    TurnCancelledError,
+    WaitTimeoutError,
+    WorkingDirectoryError,
+)
+from greenroom.events import AgentEvent, EventCallback, EventHandler, SessionEvent
+from greenroom.ids import IdAllocator, new_nonce
+from greenroom.model import (
+    ApprovalPolicy,
+    Checkpoint,
+    ConversationSpec,
+    NativePermissions,
+    ProviderUsage,
+    StdioMcpServer,
+    TransportKind,
+    Turn,
+    TurnRequest,
+)
+from greenroom.policy.restart import RestartPolicy
+from greenroom.policy.retry import RetryPolicy
+from greenroom.policy.session import Settings
+from greenroom.transports.base import Executor, StreamTransport, Transport
+from greenroom.transports.catalog import transport_for
+
+if TYPE_CHECKING:
+    from greenroom.room import Greenroom
+    from greenroom.transports.checkpoints import CheckpointStore
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "<the transport's own>"
+
+
+UNSET: Any = _Unset()
+
+
+class Agent:
+    """A provider with the options that its sessions share.
+
+    `provider` is a name ("claude") or a ready transport. `permissions` and `approvals` have no default: the caller decides.
+    `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `event_handlers` are
+    called on the observer's thread with the events of every session. Any thread. Raises ProviderCapabilityError for an unknown
+    provider, and for options that the transport already has.
+    """
+
+    def __init__(
+        self,
+        provider: str | Transport,
+        *,
+        permissions: NativePermissions,
+        approvals: ApprovalPolicy,
+        model: str | None = None,
+        env: Mapping[str, str] | None = None,
+        executor: Executor | None = None,
+        confinement: None = None,
+        clock: Clock | None = None,
+        ids: IdAllocator | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        event_handlers: tuple[EventCallback | EventHandler, ...] = (),
+        log: logging.Logger | None = None,
+        check_timeout: float = 15.0,
+        transport: TransportKind = UNSET,
+        room: Greenroom | None = None,
+    ) -> None:
+        if confinement is not None:
+            raise ProviderCapabilityError("confinement is not supported by this version")
+        self._room = room
+        self._clock = clock
+        self._ids = ids
+        self._retry = retry
+        self._restart = restart
+        self._handlers = tuple(_as_callback(handler) for handler in event_handlers)
+        self._log = log
+        self.permissions = permissions
+        self.approvals = approvals
+        self.model = model
+        if isinstance(provider, str):
+            kind = TransportKind.STREAM if transport is UNSET else transport
+            options = {"env": env, "executor": executor, "clock": clock, "ids": ids, "check_timeout": check_timeout}
+            self.transport: Transport = transport_for(provider, kind, **options)
+        else:
+            if env is not None or executor is not None or transport is not UNSET:
+                raise ProviderCapabilityError("env, executor and transport belong to the transport; a ready one has its own")
+            self.transport = provider
+
+    def session(
+        self,
+        cwd: Path | str,
+        *,
+        mcp_servers: tuple[StdioMcpServer, ...] = (),
+        reasoning_effort: str | None = None,
+        checkpoints: CheckpointStore | None = None,
+        checkpoint_key: str | None = None,
+        idle_release_after: float | None = None,
+        resume_id: str | None = None,
+        previous_usage: ProviderUsage | None = None,
+        skill_scope: str = "ALL",
+        mcp_scope: str = "ALL",
+        config_scope: str = "ALL",
+    ) -> Session:
+        """Begin a session in the directory `cwd`; no process is started yet. `idle_release_after` is in seconds.
+
+        Blocks for the check of the provider's binary (once for each binary) and for `checkpoints.load`. Raises CliNotFoundError,
+        CliCheckError, ProviderCapabilityError, WorkingDirectoryError; SessionStateError when another session of this process holds the
+        conversation or the room is closed; ValueError when only one of `checkpoints` and `checkpoint_key` is given.
+        """
+        if (checkpoints is None) != (checkpoint_key is None):
+            raise ValueError("checkpoints and checkpoint_key go together")
+        room = self._room or _default_room()
+        room._check()  # noqa: SLF001
+        spec = ConversationSpec(
+            cwd=_directory(cwd),
+            permissions=self.permissions,
+            approvals=self.approvals,
+            model=self.model,
+            mcp_servers=tuple(mcp_servers),
+            reasoning_effort=reasoning_effort,
+            skill_scope=skill_scope,
+            mcp_scope=mcp_scope,
+            config_scope=config_scope,
+        )
+        _check_capable(self.transport, spec)
+        checkpoint = Checkpoint(resume_id, previous_usage) if resume_id is not None else None
+        if checkpoint is None and checkpoints is not None and checkpoint_key is not None:
+            checkpoint = checkpoints.load(checkpoint_key)
+        ids = self._ids or room.ids
+        core = SessionCore(
+            session_id=ids.new_id("session"),
+            transport=self.transport,
+            spec=spec,
+            settings=self._settings(checkpoints is not None, idle_release_after),
+            checkpoint=checkpoint,
+            store=checkpoints,
+            store_key=checkpoint_key,
+            handlers=self._handlers,
+        )
+        return Session(core, room, clock=self._clock or room.clock, ids=ids)
+
+    def _settings(self, checkpointing: bool, idle_release_after_s: float | None) -> Settings:  # noqa: FBT001
+        profile = self.transport.profile
+        stream = isinstance(self.transport, StreamTransport)
+        return Settings(
+            session_nonce=new_nonce(),
+            retry_delays=self._retry.delays_data(),
+            restart=self._restart,
+            renewal=profile.renewal,
+            idle_release_after_s=idle_release_after_s,
+            checkpointing=checkpointing,
+            supports_resume=profile.supports_resume,
+            chooses_ids=profile.chooses_ids,
+            probes=stream,
+            retries_in_place=profile.retries_in_place or hasattr(self.transport, "retry"),
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class TurnTicket:
+    """The right to run one turn, named before anything runs. `expected_conversation` is what its continuity is judged against."""
+
+    turn_id: str
+    request: TurnRequest
+    expected_conversation: str | None
+    strict: bool
+    pinned: bool
+    _core: TicketCore = attrs.field(repr=False)
+    _clock: Clock = attrs.field(repr=False)
+
+    def wait(self, timeout: float | None = None) -> Turn:
+        """Wait for the outcome, at most `timeout` seconds, on any thread, as often as wanted.
+
+        Raises the turn's error, or WaitTimeoutError; the turn goes on.
+        """
+        if not self._core.cell.wait(timeout, self._clock):
+            raise WaitTimeoutError(self.turn_id, timeout or 0.0)
+        return self._core.cell.get()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the outcome is there."""
+        return self._core.cell.settled
+
+
+class Session:
+    """One logical conversation across failures. Every method may be called from any thread."""
+
+    def __init__(self, core: SessionCore, room: Greenroom, *, clock: Clock, ids: IdAllocator) -> None:
+        self._core = core
+        self._room = room
+        self._clock = clock
+        self._ids = ids
+        self._lock = threading.Lock()
+        self._current: TicketCore | None = None
+        self._closed = False
+        if core.checkpoint is not None:
+            CLAIMS.take(core.claim_key(core.checkpoint.conversation_id), core.session_id)
+        try:
+            self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))  # noqa: SLF001
+        except BaseException:
+            CLAIMS.drop(core.session_id)
+            raise
+
+    # --- what it is
+
+    @property
+    def id(self) -> str:
+        """The session's own id."""
+        return self._core.session_id
+
+    @property
+    def cwd(self) -> Path:
+        """The directory that it works in."""
+        return self._core.spec.cwd
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Where the next turn continues; None when it will start cold."""
+        return self._core.view.conversation_id
+
+    @property
+    def last_turn_conversation_id(self) -> str | None:
+        """Where the last turn ran; kept over a reset."""
+        return self._core.view.last_turn_conversation_id
+
+    @property
+    def state(self) -> str:
+        """Where it stands: idle, prepared, opening, running, waiting or closed."""
+        return self._core.view.phase.value
+
+    @property
+    def spent(self) -> ProviderUsage | None:
+        """What its tickets have consumed in all; None before the first ended."""
+        return self._core.spent
+
+    @property
+    def spent_unprompted(self) -> ProviderUsage | None:
+        """What turns that the provider started by itself have consumed."""
+        return self._core.booked
+
+    @property
+    def degraded(self) -> str | None:
+        """What last failed beside the work (a checkpoint that could not be stored), or None."""
+        return self._core.degraded
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more turns."""
+        return self._closed or self._core.view.closed
+
+    # --- turns
+
+    def prepare_turn(self, request: TurnRequest, *, expect_conversation: str | None = None, pin: bool = False) -> TurnTicket:
+        """Reserve a turn and name it; the provider is not asked. An earlier ticket that has not run is superseded.
+
+        Raises ContinuityError when the session does not hold `expect_conversation`, ProviderCapabilityError for what the provider
+        cannot do, SessionStateError while a turn runs and after close.
+        """
+        self._check()
+        transport = self._core.transport
+        if isinstance(transport, StreamTransport):
+            transport.validate(self._core.spec, request)
+        core = TicketCore(self._ids.new_id("turn"))
+        reply: Cell[str | None] = Cell()
+        message = m.PrepareTurn(
+            turn_id=core.turn_id,
+            nonce=new_nonce(),
+            request=request,
+            expect_conversation=expect_conversation,
+            pin=pin,
+            ticket=core,
+            reply_to=reply,
+        )
+        tell(self._ref, message)
+        reply.wait(None, self._clock)
+        return TurnTicket(
+            turn_id=core.turn_id,
+            request=request,
+            expected_conversation=reply.get(),
+            strict=expect_conversation is not None,
+            pinned=pin,
+            core=core,
+            clock=self._clock,
+        )
+
+    def run(
+        self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None, wait: float | None = None
+    ) -> Turn:
+        """Run the ticket and return its outcome. `on_event` is called on this thread; a slow one slows only its own session.
+
+        Raises the turn's error; SessionStateError for a ticket that ran, was superseded or belongs to another session;
+        TurnCancelledError; WaitTimeoutError after `wait` seconds. After that, after Ctrl-C and after an exception of `on_event` the
+        turn goes on, and `ticket.wait` gives its outcome.
+        """
+        if on_event is None:
+            self._start(ticket, None)
+            if not ticket._core.cell.wait(wait, self._clock):  # noqa: SLF001
+                raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
+            return ticket._core.cell.get()  # noqa: SLF001
+        inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        sink = Sink(inbox.put, self._credit(ticket.turn_id))
+        self._start(ticket, sink)
+        try:
+            self._listen(ticket, inbox, sink, _as_callback(on_event), wait)
+        except BaseException:
+            self._detach(ticket, sink)
+            raise
+        ticket._core.cell.wait(None, self._clock)  # noqa: SLF001
+        return ticket._core.cell.get()  # noqa: SLF001
+
+    def _listen(
+        self, ticket: TurnTicket, inbox: queue.SimpleQueue[Batch | None], sink: Sink, callback: EventCallback, wait: float | None
+    ) -> None:
+        until_s = None if wait is None else self._clock.monotonic() + wait
+        if wait is not None and not isinstance(self._clock, SystemClock):
+            self._clock.call_later(wait, lambda: inbox.put(_PATIENCE_OVER))
+        while True:
+            try:
+                timeout_s = None if until_s is None or not isinstance(self._clock, SystemClock) else max(0.0, until_s - self._clock.monotonic())
+                batch = inbox.get(timeout=timeout_s)
+            except queue.Empty:
+                raise WaitTimeoutError(ticket.turn_id, wait or 0.0) from None
+            if batch is None:
+                return
+            if batch is _PATIENCE_OVER:
+                raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
+            for event in batch.events:
+                callback(event)
+            sink.consumed(len(batch.events))
+
+    async def arun(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None) -> Turn:
+        """Run the ticket from asyncio; `on_event` is called in the running loop. Cancelling only detaches: the turn goes on."""
+        stream = TurnStream(self, ticket, silent=on_event is None)
+        try:
+            if on_event is not None:
+                callback = _as_callback(on_event)
+                async for event in stream:
+                    callback(event.event)
+            return await stream.turn()
+        finally:
+            stream.detach()
+
+    def stream(self, ticket: TurnTicket) -> TurnStream:
+        """Begin the ticket and return its events as an asynchronous iterator, in the running loop.
+
+        It ends by returning when the turn ended well, else by raising its error; `await stream.turn()` gives the Turn.
+        """
+        return TurnStream(self, ticket)
+
+    def steer(self, text: str) -> None:
+        """Send `text` into the running turn. Returns once it is accepted for it; what became of it is told as an event.
+
+        Raises ProviderCapabilityError when the provider cannot take text in mid-turn, NoRunningTurnError when there is no turn that
+        can: nothing is queued, nothing is sent later.
+        """
+        if not self._core.transport.profile.supports_steer:
+            raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
+        current = self._current
+        if current is None or current.state is not TicketState.BEGUN or current.cell.settled:
+            raise NoRunningTurnError("no turn is running")
+        reply: Cell[None] = Cell()
+        tell(self._ref, m.Steer(turn_id=current.turn_id, text=text, steer_id=new_nonce(), reply_to=reply))
+        reply.wait(None, self._clock)
+        reply.get()
+
+    def interrupt(self, ticket: TurnTicket | None = None) -> None:
+        """End the running turn, or the one that `ticket` names; a prepared one is cancelled. Never waits; harmless when nothing fits."""
+        core = self._current if ticket is None else ticket._core  # noqa: SLF001
+        if core is None:
+            return
+        if ticket is not None and core.cancel(TurnCancelledError(core.turn_id)):
+            tell(self._ref, m.CancelTurn(turn_id=core.turn_id))
+        elif core.state is TicketState.BEGUN and not core.cell.settled:
+            tell(self._ref, m.Interrupt(turn_id=core.turn_id))
+
+    # --- conversation and end
+
+    def adopt(self, conversation_id: str, previous_usage: ProviderUsage | None = None) -> bool:
+        """Offer a conversation to continue in. False when the session holds newer history, a turn is prepared or running, or it cannot resume.
+
+        Raises SessionStateError when another session of this process holds it.
+        """
+        self._check()
+        key = self._core.claim_key(conversation_id)
+        CLAIMS.take(key, self.id)
+        reply: Cell[bool] = Cell()
+        checkpoint = Checkpoint(conversation_id, previous_usage)
+        tell(self._ref, m.AdoptConversation(request_id=new_nonce(), checkpoint=checkpoint, reply_to=reply))
+        reply.wait(None, self._clock)
+        if not reply.get() and self.conversation_id != conversation_id:
+            CLAIMS.give_back(key, self.id)
+        return reply.get()
+
+    def release(self) -> None:
+        """Give up the live process of an idle session; the conversation is kept and reopened by the next turn."""
+        self._check()
+        reply: Cell[None] = Cell()
+        tell(self._ref, m.ReleaseConversation(reply_to=reply))
+        reply.wait(None, self._clock)
+
+    def close(self) -> None:
+        """End the session: a running turn is interrupted, its process ended. Returns when nothing of it runs. Idempotent."""
+        self._begin_close()
+        if self._room._pid_is_ours():  # noqa: SLF001
+            self._core.closed.wait(None, self._clock)
+
+    async def aclose(self) -> None:
+        """The same as `close`, from asyncio."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        self._begin_close()
+        self._core.closed.when_settled(lambda: _call_soon(loop, lambda: done.done() or done.set_result(None)))
+        await done
+
+    def _begin_close(self) -> None:
+        self._closed = True
+        if self._room._pid_is_ours():  # noqa: SLF001
+            tell(self._ref, m.CloseSession())
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id} {self.state}>"
+
+    # --- inside
+
+    def _check(self) -> None:
+        self._room._check()  # noqa: SLF001
+        if self._closed:
+            raise SessionStateError("the session is closed")
+
+    def _start(self, ticket: TurnTicket, sink: Sink | None) -> None:
+        """Mark the ticket begun, then post Run: an interrupt from now on means this turn."""
+        self._check_ticket(ticket)
+        core = ticket._core  # noqa: SLF001
+        with self._lock:
+            core.begin(sink)
+            self._current = core
+        tell(self._ref, m.Run(turn_id=core.turn_id, ticket=core))
+
+    def _check_ticket(self, ticket: TurnTicket) -> None:
+        # A closed session has settled the ticket: its own error says more than ours.
+        if not self._room._pid_is_ours():  # noqa: SLF001
+            self._room._check()  # noqa: SLF001
+
+    def _credit(self, turn_id: str) -> Callable[[], None]:
+        ref = self._ref
+        return lambda: tell(ref, m.CreditReturned(turn_id=turn_id)) and None
+
+    def _detach(self, ticket: TurnTicket, sink: Sink) -> None:
+        sink.detach()
+        tell(self._ref, m.Detach(turn_id=ticket.turn_id))
+
+
+_PATIENCE_OVER: Any = object()
+
+
+class _Mailbox:
+    """Batches on their way into an event loop; known to the sink instead of the stream, so that an abandoned stream can be collected."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self.batches: list[Batch | None] = []
+        self.arrived = asyncio.Event()
+        self.broken = False
+
+    def __call__(self, batch: Batch | None) -> None:
+        with self._lock:
+            first = not self.batches
+            self.batches.append(batch)
+        if first:
+            self.broken = not _call_soon(self._loop, self.arrived.set) or self.broken
+
+    def take(self) -> list[Batch | None]:
+        with self._lock:
+            taken, self.batches = self.batches, []
+            self.arrived.clear()
+        return taken
+
+
+class TurnStream(AsyncIterator[SessionEvent]):
+    """The events of one turn, in the event loop in which it was made. An abandoned stream detaches; the turn goes on."""
+
+    def __init__(self, session: Session, ticket: TurnTicket, *, silent: bool = False) -> None:
+        self._session = session
+        self._ticket = ticket
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = _Mailbox(self._loop)
+        self._buffer: list[SessionEvent] = []
+        self._ended = False
+        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id))  # noqa: SLF001
+        session._start(ticket, self._sink)  # noqa: SLF001
+        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)  # noqa: SLF001
+        self._finalizer.atexit = False
+
+    def __aiter__(self) -> TurnStream:
+        return self
+
+    async def __anext__(self) -> SessionEvent:
+        while not self._buffer:
+            if self._ended:
+                await self.turn()
+                raise StopAsyncIteration
+            await self._fill()
+        return self._buffer.pop()
+
+    async def _fill(self) -> None:
+        await self._mailbox.arrived.wait()
+        batches = self._mailbox.take()
+        events: list[SessionEvent] = []
+        for batch in batches:
+            if batch is None:
+                self._ended = True
+            else:
+                events.extend(batch.envelopes())
+        if self._sink is not None:
+            self._sink.consumed(len(events))
+        self._buffer = events[::-1]
+
+    async def turn(self) -> Turn:
+        """Wait for the outcome and return it, or raise its error. Events that were not taken are dropped."""
+        if not self._ended:
+            self.detach()
+        done = self._loop.create_future()
+        cell = self._ticket._core.cell  # noqa: SLF001
+        cell.when_settled(lambda: _call_soon(self._loop, lambda: done.done() or done.set_result(None)))
+        await done
+        return cell.get()
+
+    def detach(self) -> None:
+        """Listen no more; the turn goes on. Idempotent."""
+        self._finalizer()
+
+    async def aclose(self) -> None:
+        """The same as `detach`."""
+        self.detach()
+
+
+def _abandon(sink: Sink | None, ref: Any, turn_id: str) -> None:
+    if sink is not None and not sink.detached:
+        sink.detach()
+        tell(ref, m.Detach(turn_id=turn_id))
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> bool:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:  # the loop was closed: nobody listens there any more
+        return False
+    return True
+
+
+def _as_callback(handler: EventCallback | EventHandler) -> EventCallback:
+    on_event = getattr(handler, "on_event", None)
+    callback: Any = on_event if on_event is not None else handler
+    if not callable(callback):
+        raise TypeError(f"an event handler is a callable or has on_event, got {type(handler).__name__}")
+    return callback  # type: ignore[no-any-return]
+
+
+def _directory(cwd: Path | str) -> Path:
+    path = Path(cwd).absolute()
+    if not path.is_dir():
+        raise WorkingDirectoryError(str(path), "not a directory" if path.exists() else "it does not exist")
+    return path
+
+
+def _check_capable(transport: Transport, spec: ConversationSpec) -> None:
+    """Refuse at once what would fail at the first start."""
+    if isinstance(transport, StreamTransport):
+        transport.validate(spec, None)
+        transport.check()
+        return
+    profile = transport.profile
+    if spec.permissions.mode not in profile.native_permission_modes:
+        raise ProviderCapabilityError(f"it has no permission mode {spec.permissions.mode.value!r}", provider=profile.name)
+
+
+def _default_room() -> Greenroom:
+    from greenroom.room import default_room  # noqa: PLC0415 - the room imports us
+
+    return default_room()
+
+
+__all__ = ["Agent", "AgentEvent", "Session", "TurnStream", "TurnTicket"]

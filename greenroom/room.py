@@ -1,0 +1,169 @@
+"""The front door: `Greenroom` owns a supervisor and the sessions under it, and `Agent` alone stands in a default room that closes at exit.
+
+Decides nothing about turns. Thread-safe; refuses by name in a forked child, whose threads are not there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pykka
+
+from greenroom.actors import engine as engines
+from greenroom.actors import messages as m
+from greenroom.actors.cell import Cell
+from greenroom.actors.claims import CLAIMS
+from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
+from greenroom.actors.runtime import tell
+from greenroom.actors.session import SessionActor, SessionCore
+from greenroom.actors.supervisor import SupervisorActor
+from greenroom.agent import Agent, Session
+from greenroom.clock import Clock, SystemClock
+from greenroom.errors import ProviderCapabilityError, SessionStateError
+from greenroom.ids import IdAllocator, RandomIds
+from greenroom.transports.marks import make_mark
+from greenroom.transports.process import LocalExecutor
+
+logger = logging.getLogger("greenroom")
+
+AT_EXIT_S = 2.0
+
+
+class Greenroom:
+    """Where sessions live: a context manager that leaves nothing running.
+
+    `max_starting`: how many processes may be between their start and their handshake at once; `max_live`: how many may be alive (None:
+    no limit), idle ones are released when another session waits. `clock` and `ids` are ports for tests. `log` is the logger to use.
+    Any thread. Raises SessionStateError once it is closed, and in a forked child.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path | str | None = None,
+        max_live: int | None = None,
+        max_starting: int = 8,
+        clock: Clock | None = None,
+        ids: IdAllocator | None = None,
+        log: logging.Logger | None = None,
+    ) -> None:
+        if state_dir is not None:
+            raise ProviderCapabilityError("state_dir is not supported by this version: nothing is journalled yet")
+        for name, value in (("max_starting", max_starting), ("max_live", max_live)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.clock: Clock = clock or SystemClock()
+        self.ids: IdAllocator = ids or RandomIds()
+        self._log = log or logger
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._closed = False
+        self._engine = engines.acquire()
+        self._mark = make_mark(self.ids.new_id("room"))
+        self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
+            self._engine.loop, executor=LocalExecutor(), max_starting=max_starting, max_live=max_live
+        )
+        _rooms.add(self)
+
+    def agent(self, provider: Any, **options: Any) -> Agent:
+        """Return an agent of this room; the options are those of `Agent`."""
+        return Agent(provider, room=self, **options)
+
+    def sessions(self) -> tuple[Session, ...]:
+        """The sessions that are not closed, oldest first."""
+        with self._lock:
+            return tuple(session for session in self._sessions.values() if not session.closed)
+
+    def close(self, deadline_s: float = 10.0) -> tuple[str, ...]:
+        """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
+
+        Returns the ids of the sessions whose processes had to be killed because time was up. Blocks; idempotent; any thread.
+        """
+        if self._pid != os.getpid():
+            return ()
+        reply: Cell[tuple[str, ...]] = Cell()
+        with self._lock:
+            first, self._closed = not self._closed, True
+        tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, reply_to=reply))
+        reply.wait(None, self.clock)
+        if first:
+            _rooms.discard(self)
+            engines.release(self._engine)
+        return reply.get()
+
+    def __enter__(self) -> Greenroom:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # --- for Agent
+
+    def _pid_is_ours(self) -> bool:
+        return self._pid == os.getpid()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise SessionStateError("this room belongs to the parent process; make a new Greenroom after a fork")
+        if self._closed:
+            raise SessionStateError("the room is closed")
+
+    def _dispatcher(self, clock: Clock) -> Dispatcher:
+        loop = self._engine.loop
+        return loop if isinstance(clock, SystemClock) else ClockedDispatcher(loop, clock)
+
+    def _begin(self, core: SessionCore, session: Session, clock: Clock, *, guarded: bool) -> pykka.ActorRef[Any]:
+        """Start the session's actor."""
+        with self._lock:
+            self._check()
+            if guarded:
+                self._engine.guard()
+            self._sessions[core.session_id] = session
+            for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
+                del self._sessions[session_id]
+        core.mark_prefix = f"{self._mark}/{core.session_id}"
+        return SessionActor.start(
+            self._dispatcher(clock),
+            core=core,
+            supervisor=self._supervisor,
+            store=self._engine.store,
+            observer=self._engine.observer,
+        )
+
+
+_rooms: weakref.WeakSet[Greenroom] = weakref.WeakSet()
+_default_lock = threading.Lock()
+_default: Greenroom | None = None
+
+
+def default_room() -> Greenroom:
+    """Return the room of agents that were made without one; it closes itself at exit."""
+    global _default  # noqa: PLW0603 - one a process is the point
+    with _default_lock:
+        if _default is None or _default._closed or _default._pid != os.getpid():  # noqa: SLF001
+            _default = Greenroom()
+        return _default
+
+
+def _close_all() -> None:
+    for room in list(_rooms):
+        room.close(deadline_s=AT_EXIT_S)
+
+
+def _forget_in_child() -> None:
+    global _default, _default_lock  # noqa: PLW0603
+    _default, _default_lock = None, threading.Lock()
+    _rooms.clear()
+    CLAIMS.clear()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,312 @@
+"""One conversation's lines in and out: a codec above, a process below, and the ladder that ends the process. Thread-agnostic.
+
+Whoever owns a driver says when a descriptor is ready and when a deadline is due, and gets back what follows: agent events and signals.
+The actor of a conversation is one such owner, the blocking conversation of `transports/blocking.py` another. It makes no decision about
+turns: what a death means is the session's affair.
+
+The end of a process is its exit plus a short drain (a grandchild may hold the pipe open for ever), or the end of its standard output.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from greenroom.events import AgentEvent, RunFinished, RunStarted, Stderr
+from greenroom.model import ProviderUsage
+from greenroom.transports.base import (
+    Attempt,
+    AttemptEnded,
+    AttemptSwallowed,
+    Kill,
+    Launch,
+    Output,
+    Process,
+    ProcessExit,
+    Ready,
+    Signal,
+    StartFailed,
+    Write,
+)
+from greenroom.transports.pipes import Oversized
+from greenroom.transports.process import ProcessIO
+
+READ_BYTES = 262_144
+DRAIN_S = 0.5
+EOF_GRACE_S = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class Ended(Signal):
+    """The process has ended and its output is read; the last signal of a driver.
+
+    `expected`: we ended it. `refused`: it ended by its own decision before the handshake. `sent`: an attempt was open and may have
+    reached the provider. `usage`: what that attempt is known to have consumed.
+    """
+
+    exit_: ProcessExit
+    stderr_tail: str
+    expected: bool
+    refused: bool
+    sent: bool
+    reason: str
+    usage: ProviderUsage | None
+
+
+class _Step(enum.IntEnum):
+    """The rungs of the ladder."""
+
+    NONE = 0
+    INTERRUPT = 1
+    EOF = 2
+    TERMINATE = 3
+    KILL = 4
+
+
+class Driver:
+    """Pumps one process through one codec. Not thread-safe: one owner, one thread at a time."""
+
+    def __init__(self, launch: Launch, process: Process) -> None:
+        self.launch = launch
+        self.process = process
+        self.codec = launch.codec
+        self.io = ProcessIO(process)
+        self.ended = False
+        self.ready = False
+        self.attempt: Attempt | None = None
+        self._step = _Step.NONE
+        self._step_due_s: float | None = None
+        self._drain_due_s: float | None = None
+        self._eof_due_s: float | None = None
+        self._expected = False
+        self._reason = "the process ended before the turn's result"
+        self._exit: ProcessExit | None = None
+
+    # --- what the owner asks
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The monotonic time at which `tick` is due next; None: never."""
+        due = [self._step_due_s, self._drain_due_s, self._eof_due_s]
+        if self._exit is None:
+            due.append(self.codec.deadline_s)
+        return min((at_s for at_s in due if at_s is not None), default=None)
+
+    @property
+    def wants_stdout(self) -> bool:
+        """Whether standard output is still to be read."""
+        return not self.ended and not self.io.stdout_eof
+
+    @property
+    def wants_stderr(self) -> bool:
+        """Whether standard error is still to be read."""
+        return not self.ended and not self.io.stderr_eof
+
+    @property
+    def wants_exit(self) -> bool:
+        """Whether the process's exit is still to be noticed."""
+        return not self.ended and self._exit is None
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether bytes wait for the process to read them."""
+        return not self.ended and self.io.wants_write
+
+    @property
+    def closing(self) -> bool:
+        """Whether the process is being ended by us."""
+        return self._step is not _Step.NONE
+
+    # --- what the owner tells
+
+    def begin(self, now_s: float) -> list[Output]:
+        """The process has been started."""
+        return [RunStarted(self.launch.argv), *self._follow(self.codec.opened(now_s), now_s)]
+
+    def stdout_ready(self, now_s: float, max_bytes: int = READ_BYTES) -> list[Output]:
+        """Standard output can be read: read up to `max_bytes`."""
+        outputs = self._read_stdout(now_s, max_bytes)
+        if self.io.stdout_eof:
+            outputs += self._stdout_ended(now_s)
+        return outputs
+
+    def stderr_ready(self, now_s: float, max_bytes: int = READ_BYTES) -> list[Output]:
+        """Standard error can be read."""
+        del now_s
+        return [Stderr(text) for text in self.io.read_stderr(max_bytes)]
+
+    def stdin_ready(self, now_s: float) -> list[Output]:
+        """Standard input takes bytes again."""
+        del now_s
+        self.io.flush()
+        return []
+
+    def exit_ready(self, now_s: float) -> list[Output]:
+        """The process may have ended."""
+        if self._exit is not None or self.ended:
+            return []
+        self._exit = self.process.poll()
+        if self._exit is None:
+            return []
+        self._step_due_s = self._eof_due_s = None
+        self._drain_due_s = now_s + DRAIN_S
+        # What the kernel still holds is read before anybody hears of the end: a finished result outlives its process.
+        outputs = self._drain(now_s)
+        return outputs + (self._finish(now_s) if self.io.stdout_eof else [])
+
+    def tick(self, now_s: float) -> list[Output]:
+        """A deadline may be due."""
+        if self.ended:
+            return []
+        # Where an exit cannot be watched it is noticed here, at the latest.
+        outputs = self.exit_ready(now_s)
+        if self._exit is None and self.codec.deadline_s is not None and self.codec.deadline_s <= now_s:
+            outputs += self._follow(self.codec.tick(now_s), now_s)
+        if self._drain_due_s is not None and self._drain_due_s <= now_s:
+            return outputs + self._drain(now_s) + self._finish(now_s)
+        if self._eof_due_s is not None and self._eof_due_s <= now_s:
+            self._eof_due_s = None
+            self._reason = "the process closed its standard output and lived on"
+            self._kill(now_s)
+        if self._step_due_s is not None and self._step_due_s <= now_s:
+            self._climb(now_s)
+        return outputs
+
+    def start_turn(self, attempt: Attempt, now_s: float) -> list[Output]:
+        """Begin an attempt; only when ready and none is open."""
+        self.attempt = attempt
+        return self._follow(self.codec.start_turn(attempt, now_s), now_s)
+
+    def steer(self, text: str, steer_id: str, now_s: float) -> list[Output] | None:
+        """Send text into the open turn; None: it can take none."""
+        if self.attempt is None or self._step is not _Step.NONE:
+            return None
+        outputs = self.codec.steer(text, steer_id, now_s)
+        return None if outputs is None else self._follow(outputs, now_s)
+
+    def interrupt(self, now_s: float) -> list[Output]:
+        """End the open attempt; harmless when idle or repeated."""
+        return self._follow(self.codec.interrupt(now_s), now_s)
+
+    def shutdown(self, now_s: float, *, kill: bool = False, reason: str = "closed") -> list[Output]:
+        """End the process, by the ladder or at once. Repeated calls only ever hasten it."""
+        if self.ended or self._exit is not None:
+            return []
+        self._expected = True
+        self._reason = reason
+        if kill:
+            self._kill(now_s)
+            return []
+        if self._step is not _Step.NONE:
+            return []
+        if self.attempt is None:
+            self._to_eof(now_s)
+            return []
+        self._step, self._step_due_s = _Step.INTERRUPT, now_s + self.launch.close_grace_s
+        return self.interrupt(now_s)
+
+    def release(self) -> None:
+        """Close the descriptors. The owner has stopped watching them; a process that still lives must be killed first."""
+        self.io.close()
+
+    def abandon(self) -> None:
+        """The owner crashed: kill the process. `process.poll` still has to reap it."""
+        self.process.kill()
+        self.ended = True
+
+    # --- inside
+
+    def _follow(self, outputs: list[Output], now_s: float) -> list[Output]:
+        """Write what is to be written, act on what concerns the process, and pass on the rest."""
+        kept: list[Output] = []
+        for output in outputs:
+            if isinstance(output, AgentEvent):
+                kept.append(output)
+            elif isinstance(output, Write):
+                self.io.write(output.data)
+            elif isinstance(output, Kill):
+                self._expected = True
+                self._reason = output.reason
+                self._kill(now_s)
+            else:
+                kept.append(output)
+                self._note(output, now_s)
+        return kept
+
+    def _note(self, signal: Signal, now_s: float) -> None:
+        if isinstance(signal, Ready):
+            self.ready = True
+        elif isinstance(signal, StartFailed):
+            self._expected = True
+            self._to_eof(now_s)
+        elif isinstance(signal, (AttemptEnded, AttemptSwallowed)):
+            self.attempt = None
+            if self._step is _Step.INTERRUPT:
+                self._to_eof(now_s)
+
+    def _to_eof(self, now_s: float) -> None:
+        if self._step < _Step.EOF:
+            self._step, self._step_due_s = _Step.EOF, now_s + self.launch.close_grace_s
+            self.io.close_stdin_when_flushed()
+
+    def _climb(self, now_s: float) -> None:
+        if self._step is _Step.INTERRUPT:
+            self._to_eof(now_s)
+        elif self._step is _Step.EOF:
+            self._step, self._step_due_s = _Step.TERMINATE, now_s + self.launch.close_grace_s
+            self.process.terminate()
+        else:
+            self._kill(now_s)
+
+    def _kill(self, now_s: float) -> None:
+        if self._exit is not None:
+            return
+        # Repeated once a second: a kill that met a process in an uninterruptible state is not the last word.
+        self._step, self._step_due_s = _Step.KILL, now_s + 1.0
+        self.process.kill()
+
+    def _stdout_ended(self, now_s: float) -> list[Output]:
+        if self._exit is not None:
+            return self._finish(now_s)
+        if self._eof_due_s is None and self._step is _Step.NONE:
+            self._eof_due_s = now_s + EOF_GRACE_S
+        return self.exit_ready(now_s)
+
+    def _read_stdout(self, now_s: float, max_bytes: int) -> list[Output]:
+        outputs: list[Output] = []
+        codec = self.codec
+        for line in self.io.read_stdout(max_bytes):
+            outputs += self._follow(codec.oversized(line.size, now_s) if isinstance(line, Oversized) else codec.receive(line, now_s), now_s)
+        return outputs
+
+    def _drain(self, now_s: float) -> list[Output]:
+        outputs = self._read_stdout(now_s, READ_BYTES)
+        while not (self.io.stdout_eof or self.io.stdout_dry):
+            outputs += self._read_stdout(now_s, READ_BYTES)
+        while lines := self.io.read_stderr(READ_BYTES):
+            outputs += [Stderr(text) for text in lines]
+        return outputs
+
+    def _finish(self, now_s: float) -> list[Output]:
+        if self.ended:
+            return []
+        exit_ = self._exit or ProcessExit()
+        sent = self.codec.sent
+        usage = self.codec.consumed() if sent else None
+        tail = self.io.stderr_tail
+        outputs = self._follow(self.codec.exited(exit_, tail, now_s), now_s)
+        self.ended = True
+        self._step_due_s = self._drain_due_s = self._eof_due_s = None
+        code = -exit_.signal if exit_.signal else exit_.returncode
+        refused = not self.ready and not self._expected and exit_.signal is None
+        ended = Ended(
+            exit_=exit_,
+            stderr_tail=tail,
+            expected=self._expected,
+            refused=refused,
+            sent=sent,
+            reason=self._reason,
+            usage=usage,
+        )
+        return [*outputs, RunFinished(code), ended]
