@@ -2,6 +2,7 @@
 
 GreenroomError
 ├── CliNotFoundError            the binary is not there, or cannot be executed
+├── WorkingDirectoryError       the directory to work in is missing or cannot be entered
 ├── CliCheckError               the binary is there but does not answer, or is too old
 ├── TurnFailedError             the turn failed; `kind` says what the caller can do
 │   └── CliExitError            the process ended where it should not have
@@ -53,6 +54,16 @@ class CliNotFoundError(GreenroomError):
         self.binary = binary
         self.hint = hint
         super().__init__(f"{binary!r}: {why}")
+
+
+class WorkingDirectoryError(GreenroomError):
+    """The directory that a process was to work in is missing, is none, or cannot be entered. Nothing was started."""
+
+    def __init__(self, path: str, why: str, *, hint: str | None = None) -> None:
+        self.path = path
+        self.why = why
+        self.hint = hint
+        super().__init__(f"cannot work in {path!r}: {why}")
 
 
 class CliCheckError(GreenroomError):

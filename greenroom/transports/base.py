@@ -107,7 +107,7 @@ class Executor(Protocol):
     """Starts processes. Called on the starter thread; may block for as long as a fork and exec take."""
 
     def start(self, argv: tuple[str, ...], cwd: pathlib.Path, env: Mapping[str, str]) -> Process:
-        """Start a process. Raises CliNotFoundError, or OSError for anything else."""
+        """Start a process. Raises CliNotFoundError, WorkingDirectoryError, or OSError for anything else."""
         ...
 
 
