@@ -27,7 +27,6 @@ from greenroom.agent import Agent, Session
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import ProviderCapabilityError, SessionStateError
 from greenroom.ids import IdAllocator, RandomIds
-from greenroom.transports.marks import make_mark
 from greenroom.transports.process import LocalExecutor
 
 logger = logging.getLogger("greenroom")
@@ -66,7 +65,7 @@ class Greenroom:
         self._sessions: dict[str, Session] = {}
         self._closed = False
         self._engine = engines.acquire()
-        self._mark = make_mark(self.ids.new_id("room"))
+        self.id = self.ids.new_id("room")
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
             self._engine.loop, executor=LocalExecutor(), max_starting=max_starting, max_live=max_live
         )
@@ -128,7 +127,7 @@ class Greenroom:
             self._sessions[core.session_id] = session
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
-        core.mark_prefix = f"{self._mark}/{core.session_id}"
+        core.room_id = self.id
         return SessionActor.start(
             self._dispatcher(clock),
             core=core,

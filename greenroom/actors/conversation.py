@@ -63,6 +63,14 @@ class LaunchFailed(Message):
     error: GreenroomError
 
 
+@attrs.frozen(kw_only=True)
+class _Fds:
+    stdin: int | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+    exit_: int | None = None
+
+
 def launch_job(transport: StreamTransport, spec: LaunchSpec, executor: Executor) -> Callable[[], Message]:
     """Return the job that starts the process, on the starter thread."""
 
@@ -104,6 +112,7 @@ class ConversationActor(LoopActor):
         self._driver: Driver | None = None
         self._argv: tuple[str, ...] = ()
         self._process: Process | None = None
+        self._fds = _Fds()
         self._ending: m.EndConversation | None = None
         self._turn_id: str | None = None
         self._turn_began_s = 0.0
@@ -158,6 +167,9 @@ class ConversationActor(LoopActor):
     def _launched(self, message: Launched) -> None:
         self._process = message.process
         self._argv = message.launch.argv
+        process = message.process
+        # By value: a descriptor may be closed, and its number be another's, before its watch is taken off.
+        self._fds = _Fds(stdin=process.stdin_fd, stdout=process.stdout_fd, stderr=process.stderr_fd, exit_=process.exit_fd)
         driver = self._driver = Driver(message.launch, message.process)
         now_s = self._now_s()
         outputs = driver.begin(now_s)
@@ -215,12 +227,12 @@ class ConversationActor(LoopActor):
         driver, fd = self._driver, message.fd
         if driver is None or driver.ended or fd not in self._interests:
             return
-        process, now_s = driver.process, self._now_s()
-        if fd == process.stdout_fd:
+        fds, now_s = self._fds, self._now_s()
+        if fd == fds.stdout:
             outputs = driver.stdout_ready(now_s)
-        elif fd == process.stderr_fd:
+        elif fd == fds.stderr:
             outputs = driver.stderr_ready(now_s)
-        elif fd == process.stdin_fd:
+        elif fd == fds.stdin:
             outputs = driver.stdin_ready(now_s)
         else:
             outputs = driver.exit_ready(now_s)
@@ -246,11 +258,11 @@ class ConversationActor(LoopActor):
         driver = self._driver
         if driver is None:
             return
-        process = driver.process
-        self._watch(process.exit_fd, read=not driver.ended and driver.wants_exit, write=False)
-        self._watch(process.stdout_fd, read=driver.wants_stdout and not self._paused(), write=False)
-        self._watch(process.stderr_fd, read=driver.wants_stderr, write=False)
-        self._watch(process.stdin_fd, read=False, write=driver.wants_write)
+        fds = self._fds
+        self._watch(fds.exit_, read=driver.wants_exit, write=False)
+        self._watch(fds.stdout, read=driver.wants_stdout and not self._paused(), write=False)
+        self._watch(fds.stderr, read=driver.wants_stderr, write=False)
+        self._watch(fds.stdin, read=False, write=driver.wants_write)
         due_s = None if driver.ended else driver.deadline_s
         if due_s != self._timer_due_s:
             if self._timer is not None:

@@ -28,6 +28,8 @@ from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, StreamTransport
+from greenroom.transports.guard import host_id
+from greenroom.transports.marks import make_mark
 
 logger = logging.getLogger("greenroom.session")
 
@@ -49,7 +51,7 @@ class SessionCore:
     store: Any = None
     store_key: str | None = None
     handlers: tuple[Any, ...] = ()
-    mark_prefix: str = ""
+    room_id: str = ""
     view: SessionView = attrs.field(init=False)
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
@@ -353,7 +355,7 @@ class SessionActor(LoopActor):
             spec=self._core.spec,
             flags=flags,
             incarnation=command.incarnation,
-            mark=f"{self._core.mark_prefix}/{command.incarnation}",
+            mark=make_mark(host_id(), self._core.room_id, self._core.session_id, command.incarnation),
             resume_id=command.resume_id,
             proposed_id=command.proposed_id,
             previous_usage=command.previous_usage,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("greenroom.supervisor")
 
 SWEEP_ROUNDS = 60
 SWEEP_PAUSE_S = 0.05
+TERM_ROUNDS = 2
 REAP_ROUNDS = 100
 
 Ref = pykka.ActorRef[Any]
@@ -40,6 +42,7 @@ class Swept(Message):
 
     batch: _Batch
     remaining: tuple[int, ...]
+    clean: bool
     round_: int
 
 
@@ -239,12 +242,13 @@ class SupervisorActor(LoopActor):
 
     def _sweep_round(self, batch: _Batch, round_: int) -> None:
         def job() -> Message:
-            return Swept(batch=batch, remaining=tuple(batch.sweep.round()), round_=round_)
+            batch.sweep.round(signal.SIGTERM if round_ < TERM_ROUNDS else signal.SIGKILL)
+            return Swept(batch=batch, remaining=batch.sweep.unended, clean=batch.sweep.done, round_=round_)
 
         self.dispatcher.offload(job, self.actor_ref)
 
     def _swept(self, message: Swept) -> None:
-        if message.remaining and message.round_ < SWEEP_ROUNDS:
+        if not message.clean and message.round_ < SWEEP_ROUNDS:
             self.dispatcher.call_later(SWEEP_PAUSE_S, self.actor_ref, TimerFired(token=(message.batch, message.round_ + 1)))
             return
         if message.remaining:

@@ -9,10 +9,12 @@ The end of a process is its exit plus a short drain (a grandchild may hold the p
 
 from __future__ import annotations
 
+import contextlib
 import enum
 
 import attrs
 
+from greenroom.errors import ProcessClosedError
 from greenroom.events import AgentEvent, RunFinished, RunStarted, Stderr
 from greenroom.model import ProviderUsage
 from greenroom.transports.base import (
@@ -29,11 +31,11 @@ from greenroom.transports.base import (
     StartFailed,
     Write,
 )
-from greenroom.transports.pipes import Oversized
-from greenroom.transports.process import ProcessIO
+from greenroom.transports.pipes import Oversized, ProcessIO
 
 READ_BYTES = 262_144
 DRAIN_S = 0.5
+DRAIN_READS = 256
 EOF_GRACE_S = 1.0
 
 
@@ -146,14 +148,14 @@ class Driver:
         """The process may have ended."""
         if self._exit is not None or self.ended:
             return []
-        self._exit = self.process.poll()
+        self._exit = self.io.poll()
         if self._exit is None:
             return []
         self._step_due_s = self._eof_due_s = None
         self._drain_due_s = now_s + DRAIN_S
         # What the kernel still holds is read before anybody hears of the end: a finished result outlives its process.
         outputs = self._drain(now_s)
-        return outputs + (self._finish(now_s) if self.io.stdout_eof else [])
+        return outputs + (self._finish(now_s) if self.io.drained and self.io.stdout_eof else [])
 
     def tick(self, now_s: float) -> list[Output]:
         """A deadline may be due."""
@@ -224,7 +226,7 @@ class Driver:
             if isinstance(output, AgentEvent):
                 kept.append(output)
             elif isinstance(output, Write):
-                self.io.write(output.data)
+                self._write(output.data)
             elif isinstance(output, Kill):
                 self._expected = True
                 self._reason = output.reason
@@ -233,6 +235,11 @@ class Driver:
                 kept.append(output)
                 self._note(output, now_s)
         return kept
+
+    def _write(self, data: bytes) -> None:
+        # An answer to a process whose input is closing is moot.
+        with contextlib.suppress(ProcessClosedError):
+            self.io.write(data)
 
     def _note(self, signal: Signal, now_s: float) -> None:
         if isinstance(signal, Ready):
@@ -274,28 +281,34 @@ class Driver:
         return self.exit_ready(now_s)
 
     def _read_stdout(self, now_s: float, max_bytes: int) -> list[Output]:
+        return self._take_lines(self.io.read_stdout(max_bytes), now_s)
+
+    def _take_lines(self, lines: list[bytes | Oversized], now_s: float) -> list[Output]:
         outputs: list[Output] = []
         codec = self.codec
-        for line in self.io.read_stdout(max_bytes):
+        for line in lines:
             outputs += self._follow(codec.oversized(line.size, now_s) if isinstance(line, Oversized) else codec.receive(line, now_s), now_s)
         return outputs
 
     def _drain(self, now_s: float) -> list[Output]:
-        outputs = self._read_stdout(now_s, READ_BYTES)
-        while not (self.io.stdout_eof or self.io.stdout_dry):
+        """Read what the kernel holds, a bounded number of times: a grandchild may write for ever."""
+        outputs: list[Output] = []
+        for _ in range(DRAIN_READS):
             outputs += self._read_stdout(now_s, READ_BYTES)
-        while lines := self.io.read_stderr(READ_BYTES):
-            outputs += [Stderr(text) for text in lines]
+            outputs += [Stderr(text) for text in self.io.read_stderr(READ_BYTES)]
+            if self.io.drained:
+                break
         return outputs
 
     def _finish(self, now_s: float) -> list[Output]:
         if self.ended:
             return []
         exit_ = self._exit or ProcessExit()
+        outputs = self._take_lines(self.io.finish_stdout(), now_s)
+        tail = self.io.stderr_tail
         sent = self.codec.sent
         usage = self.codec.consumed() if sent else None
-        tail = self.io.stderr_tail
-        outputs = self._follow(self.codec.exited(exit_, tail, now_s), now_s)
+        outputs += self._follow(self.codec.exited(exit_, tail, now_s), now_s)
         self.ended = True
         self._step_due_s = self._drain_due_s = self._eof_due_s = None
         code = -exit_.signal if exit_.signal else exit_.returncode

@@ -1,0 +1,37 @@
+"""Doubles for the runtime's own tests."""
+
+from greenroom.actors.runtime import LoopActor
+
+
+class Line:
+    """A dispatcher that keeps who was scheduled."""
+
+    def __init__(self):
+        self.scheduled = []
+
+    def schedule(self, actor):
+        self.scheduled.append(actor)
+
+    def monotonic(self):
+        return 0.0
+
+    def run(self):
+        while self.scheduled:
+            self.scheduled.pop(0).run_batch(64)
+
+
+class Echo(LoopActor):
+    def __init__(self, line, *, failing=()):
+        super().__init__(line)
+        self.failing = failing
+        self.seen = []
+        self.downs = []
+
+    def handle(self, message):
+        if message in self.failing:
+            raise self.failing[message]
+        self.seen.append(message)
+        return message
+
+    def on_down(self, error):
+        self.downs.append(error)
