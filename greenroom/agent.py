@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import random
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -153,25 +154,25 @@ class Agent:
         checkpoint = Checkpoint(resume_id, previous_usage) if resume_id is not None else None
         if checkpoint is None and checkpoints is not None and checkpoint_key is not None:
             checkpoint = checkpoints.load(checkpoint_key)
-        ids = self._ids or room.ids
+        ids, clock = self._ids or room.ids, self._clock or room.clock
         core = SessionCore(
             session_id=ids.new_id("session"),
             transport=self.transport,
             spec=spec,
-            settings=self._settings(checkpoints is not None, idle_release_after),
+            settings=self._settings(clock, idle_release_after, checkpointing=checkpoints is not None),
             checkpoint=checkpoint,
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
         )
-        return Session(core, room, clock=self._clock or room.clock, ids=ids)
+        return Session(core, room, clock=clock, ids=ids)
 
-    def _settings(self, checkpointing: bool, idle_release_after_s: float | None) -> Settings:  # noqa: FBT001
+    def _settings(self, clock: Clock, idle_release_after_s: float | None, *, checkpointing: bool) -> Settings:
         profile = self.transport.profile
         stream = isinstance(self.transport, StreamTransport)
         return Settings(
             session_nonce=new_nonce(),
-            retry_delays=self._retry.delays_data(),
+            retry_delays=self._retry.delays_data(getattr(clock, "randomness", None) or random.Random()),  # noqa: S311 - jitter, not a secret
             restart=self._restart,
             renewal=profile.renewal,
             idle_release_after_s=idle_release_after_s,

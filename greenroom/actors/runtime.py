@@ -138,7 +138,7 @@ class LoopActor(pykka.Actor):
         super().__init__()
         self.dispatcher = dispatcher
         self._watchers: list[pykka.ActorRef[Any]] = []
-        self._started = False
+        self._has_started = False
         self._inbox.bind(self)
 
     @property
@@ -179,8 +179,8 @@ class LoopActor(pykka.Actor):
         inbox.scheduled = False
         if self.actor_stopped.is_set():
             return
-        if not self._started:
-            self._started = True
+        if not self._has_started:
+            self._has_started = True
             if not self._guarded(self.on_start, None):
                 return
         for _ in range(messages):
@@ -217,7 +217,7 @@ class LoopActor(pykka.Actor):
 
     def finish(self) -> None:
         """End in order, from the actor's own handler."""
-        self._end(None)
+        self._terminate(None)
 
     def crash(self, error: BaseException, message: object | None = None) -> None:
         """End by `error`. On the dispatcher's thread."""
@@ -227,9 +227,9 @@ class LoopActor(pykka.Actor):
             f" on {type(message).__name__}" if message is not None else "",
             exc_info=(type(error), error, error.__traceback__),
         )
-        self._end(error)
+        self._terminate(error)
 
-    def _end(self, error: BaseException | None) -> None:
+    def _terminate(self, error: BaseException | None) -> None:
         if self.actor_stopped.is_set():
             return
         pykka.ActorRegistry.unregister(self.actor_ref)  # noqa: TID251 - our own entry only
