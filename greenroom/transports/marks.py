@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote
@@ -24,6 +24,7 @@ _NEEDLE = VARIABLE.encode() + b"="
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A pid comes back only after all others were given out; that takes longer than this.
 _NO_REUSE_TICKS = 10 * _TICKS_PER_S
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _ON_LINUX = sys.platform == "linux"
 
 
@@ -209,10 +210,10 @@ def _entry(pid: int) -> _Entry | None:
 
 
 def _stat(pid: int) -> tuple[int, int, int] | None:
-    """Return start time, sid and parent; None for a zombie. Raises OSError when there is no such process."""
+    """Return start time, sid and parent; None for a zombie and for a thread of the kernel. Raises OSError when there is no such process."""
     # The name in brackets may hold anything, brackets and blanks as well.
     fields = _read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    if fields[0] in (b"Z", b"X"):
+    if fields[0] in (b"Z", b"X") or int(fields[6]) & _KERNEL_THREAD:
         return None
     return int(fields[19]), int(fields[3]), int(fields[1])
 
@@ -312,12 +313,20 @@ class Sweep:
     alone beside those of this process. `unended` is for a ReapError.
     """
 
-    def __init__(self, marks: Iterable[str], sids: Mapping[int, int] | None = None, *, protected_sids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        marks: Iterable[str],
+        sids: Mapping[int, int] | None = None,
+        *,
+        protected_sids: Iterable[int] = (),
+        send: Callable[[Found, int], bool] = send,
+    ) -> None:
         self.marks = tuple(marks)
         self.sids = dict(sids or {})
         self.rounds = 0
         self.remaining: list[Found] = []
         self._protected_sids = set(protected_sids)
+        self._send = send
         self._known: set[tuple[int, int]] = set()
         self._sent: set[tuple[int, int, int]] = set()
         self._clean_rounds = 0
@@ -349,7 +358,9 @@ class Sweep:
             self._clean_rounds += 1 if snapshot.vanished else 2
 
     def _targets(self, snapshot: Snapshot) -> list[Found]:
-        roots = _unique(snapshot.matching(self.marks), snapshot.in_sessions(self._open_sids()), snapshot.alive(self._known))
+        marked = snapshot.matching(self.marks)
+        self.sids.update(snapshot.sids_of(marked))
+        roots = _unique(marked, snapshot.in_sessions(self._open_sids()), snapshot.alive(self._known))
         found = _unique(roots, snapshot.descendants(roots))
         # What has a cleared environment *and* a session of its own is only known while its parent lives: remember it.
         self._known = {(one.pid, one.start_time) for one in found}
@@ -365,7 +376,7 @@ class Sweep:
             return
         self._sent.add(key)
         with suppress(PermissionError):  # it stays in `unended`
-            send(found, sig)
+            self._send(found, sig)
 
 
 def _unique(*groups: list[Found]) -> list[Found]:
