@@ -102,16 +102,21 @@ class Succeeded(Event):
 class Failed(Event):
     """The attempt, or the start of a process (`turn_id` None), failed with `error`: an answer of the provider, never a death.
 
-    `usage`: what the failed attempt consumed. `nudgeable`: it ended in an API error directly after which a retry in place is valid.
-    `killed`: its process is being ended by us (an ignored interrupt after a timeout, a start that never answered).
+    `usage`: what the failed attempt consumed; `cumulative`: what the checkpoint must remember. `nudgeable`: it ended in an API error
+    directly after which a retry in place is valid. `keeps_conversation`: the failure is of our making (FAIL_TURN, a line that was too
+    long, a forced interrupt), so it says nothing against the conversation.
+    `killed`: its process is being ended by us (an ignored interrupt after a timeout, a start that never answered): Died(expected)
+    follows. A start that failed and was not killed is over, as far as the policy is concerned.
     """
 
     turn_id: str | None
     incarnation: int
     error: GreenroomError
     usage: ProviderUsage | None = None
+    cumulative: ProviderUsage | None = None
     duration_ms: int = 0
     nudgeable: bool = False
+    keeps_conversation: bool = False
     killed: bool = False
 
 
