@@ -204,6 +204,7 @@ class AttemptEnded(Signal):
     """The attempt ended: exactly one of `result` and `error` is set. `usage` is its own consumption, `cumulative` for the checkpoint.
 
     `nudgeable`: a retry in place is valid next. `forced`: the interrupt went unanswered, a Kill follows.
+    `keeps_conversation`: the failure says nothing about the conversation (FAIL_TURN, a line too long): it must not be forgotten.
     """
 
     turn_id: str
@@ -214,6 +215,7 @@ class AttemptEnded(Signal):
     duration_ms: int = 0
     nudgeable: bool = False
     forced: bool = False
+    keeps_conversation: bool = False
 
 
 @attrs.frozen
