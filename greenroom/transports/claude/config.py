@@ -1,0 +1,28 @@
+"""What a codec is told of its process. Frozen values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from greenroom.model import ApprovalPolicy, ProviderUsage
+
+MAX_LINE_BYTES = 32 * 1024 * 1024
+
+
+@attrs.frozen(kw_only=True)
+class CodecConfig:
+    """Which conversation, which rules, which bounds (in seconds). `argv` is for error messages."""
+
+    argv: tuple[str, ...] = ("claude",)
+    approvals: ApprovalPolicy = ApprovalPolicy.DENY
+    resume_id: str | None = None
+    proposed_id: str | None = None
+    previous_usage: ProviderUsage | None = None
+    after_death: bool = False
+    handshake_schema: dict[str, Any] | None = None
+    startup_timeout_s: float = 60.0
+    interrupt_grace_s: float = 10.0
+    steer_grace_s: float = 10.0
+    max_line_bytes: int = MAX_LINE_BYTES

@@ -1,0 +1,65 @@
+"""The lines that we write to Claude Code. Decides only their form; every function returns one whole line. Pure.
+
+A line that is no JSON, or half a line, ends the process (2.1.332), so all of them are made here, in ASCII: a lone surrogate or a NUL in
+a prompt is an escape then. The model gets U+FFFD and U+0000 for these.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from greenroom.policy.commands import How
+
+CONTINUE_TEXT = "Continue from where you left off."
+
+
+def line(value: dict[str, Any]) -> bytes:
+    """Return `value` as a line."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def user_message(content: str | list[dict[str, str]], uuid: str) -> bytes:
+    """A message of the user. `uuid` is swallowed if the conversation has seen it before, also after a kill and a resume."""
+    message = {"role": "user", "content": content}
+    return line({"type": "user", "uuid": uuid, "message": message, "parent_tool_use_id": None})
+
+
+def prompt_content(prompt: str) -> str | list[dict[str, str]]:
+    """Return the content that brings `prompt` to the model as it is.
+
+    A text that begins with "/" would be run as a command of the CLI: `/clear` would drop the conversation. A block list whose last
+    block is not a command is no command, and the CLI drops the blank block again (seen on 2.1.332).
+    """
+    return [_text(prompt), _text(" ")] if prompt.startswith("/") else prompt
+
+
+def content_of(how: How, prompt: str) -> str | list[dict[str, str]]:
+    """Return what an attempt sends. An empty text block directly after an API error repeats the failed request, and adds no prompt."""
+    match how:
+        case How.PROMPT:
+            return prompt_content(prompt)
+        case How.RETRY:
+            return [_text("")]
+        case How.CONTINUE:
+            return CONTINUE_TEXT
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
+    """Ask the CLI for something; it answers under the same id."""
+    return line({"type": "control_request", "request_id": request_id, "request": {"subtype": subtype, **fields}})
+
+
+def denial(request_id: Any, message: str, *, interrupt: bool) -> bytes:
+    """Answer a `can_use_tool` request."""
+    verdict = {"behavior": "deny", "message": message, **({"interrupt": True} if interrupt else {})}
+    return line({"type": "control_response", "response": {"subtype": "success", "request_id": request_id, "response": verdict}})
+
+
+def refusal(request_id: Any, error: str) -> bytes:
+    """Answer any other request: we offer nothing."""
+    return line({"type": "control_response", "response": {"subtype": "error", "request_id": request_id, "error": error}})

@@ -1,0 +1,170 @@
+"""Frames of the open turn as agent events, and notes for its result. Decides what the user sees; writes nothing, ends nothing. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from greenroom.events import (
+    AgentEvent,
+    AssistantText,
+    Lifecycle,
+    ProviderError,
+    RateLimitStatus,
+    Reasoning,
+    SkillInvoked,
+    ToolCall,
+    ToolResult,
+)
+from greenroom.transports.claude import usage
+from greenroom.transports.claude.frames import Block, Frame, Message
+from greenroom.transports.claude.state import OpenAttempt
+
+_EXIT_CODE = re.compile(r"\AExit code (\d+)(?:\n|\Z)")
+_SYNTHETIC = "<synthetic>"
+
+
+def blocks_of(message: Message) -> Iterable[Block]:
+    """Return the content blocks; a plain string is one text block."""
+    content = message.content
+    return (Block(type="text", text=content),) if isinstance(content, str) else content
+
+
+def assistant(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
+    """Map an answer of the main thread. An API error comes in the same shape and is no text of the model."""
+    message = frame.message
+    if message is None:
+        return
+    if frame.is_api_error_message:
+        turn.api_error = frame
+        yield ProviderError("".join(block.text for block in blocks_of(message)))
+        return
+    turn.api_error = None
+    _note_usage(turn, message)
+    for block in blocks_of(message):
+        yield from _answer_block(turn, block, streamed=message.id in turn.streamed)
+
+
+def _answer_block(turn: OpenAttempt, block: Block, *, streamed: bool) -> Iterator[AgentEvent]:
+    if block.type == "text":
+        turn.text = block.text
+        if block.text and not streamed:
+            yield AssistantText(block.text)
+    elif block.type == "thinking":
+        if block.thinking and not streamed:
+            yield Reasoning(block.thinking)
+    else:
+        yield from tool_calls(turn, (block,))
+
+
+def tool_calls(turn: OpenAttempt, blocks: Iterable[Block]) -> Iterator[AgentEvent]:
+    """Map the tool calls among the blocks, once each."""
+    for block in blocks:
+        if block.type not in {"tool_use", "server_tool_use"} or block.id in turn.tools:
+            continue
+        arguments = block.input or {}
+        turn.tools[block.id] = block.name
+        yield ToolCall(block.id, block.name, arguments)
+        if block.name == "Skill":
+            yield _skill(turn, block.id, arguments)
+
+
+def _skill(turn: OpenAttempt, tool_id: str, arguments: Mapping[str, Any]) -> SkillInvoked:
+    name = str(arguments.get("skill") or arguments.get("command") or "")
+    if name not in turn.skills:
+        turn.skills.append(name)
+    return SkillInvoked(name, tool_id=tool_id)
+
+
+def _note_usage(turn: OpenAttempt, message: Message) -> None:
+    """Remember what the model call took: one call comes in several frames with the same id."""
+    if message.usage is None or message.model == _SYNTHETIC:
+        return
+    tokens = usage.api_tokens(message.usage)
+    turn.seen[message.id] = tokens
+    turn.context_tokens = tokens.total_input
+
+
+def stream_event(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
+    """Map a piece of an answer. The whole block that follows under the same message id is not repeated."""
+    delta = frame.event.delta if frame.event is not None else None
+    if delta is None:
+        return
+    if delta.text:
+        turn.streamed.add(frame.api_message_id)
+        yield AssistantText(delta.text)
+    elif delta.thinking:
+        turn.streamed.add(frame.api_message_id)
+        yield Reasoning(delta.thinking)
+
+
+def tool_results(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
+    """Map the tool results of a user frame, for calls of this turn only."""
+    for block in blocks_of(frame.message) if frame.message is not None else ():
+        if block.type == "tool_result" and block.tool_use_id in turn.tools:
+            yield _tool_result(block, turn.tools[block.tool_use_id], frame.tool_use_result)
+
+
+def _tool_result(block: Block, tool: str, details: Any) -> ToolResult:
+    text = _plain_text(block.content)
+    exit_code = _EXIT_CODE.match(text) if block.is_error else None
+    if exit_code is not None:
+        # A failed command's two streams come as one text.
+        return ToolResult(block.tool_use_id, tool, text[exit_code.end() :], "", int(exit_code[1]))
+    if block.is_error:
+        return ToolResult(block.tool_use_id, tool, "", text)
+    if isinstance(details, Mapping) and isinstance(details.get("stdout"), str):
+        return _command_result(block.tool_use_id, tool, details)
+    return ToolResult(block.tool_use_id, tool, text)
+
+
+def _command_result(tool_id: str, tool: str, details: Mapping[str, Any]) -> ToolResult:
+    unfinished = details.get("interrupted") is True or details.get("backgroundTaskId")
+    stderr = details.get("stderr")
+    return ToolResult(tool_id, tool, details["stdout"], stderr if isinstance(stderr, str) else "", None if unfinished else 0)
+
+
+def _plain_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts = (item.get("text") for item in content if isinstance(item, Mapping))
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def rate_limits(frame: Frame) -> Iterator[AgentEvent]:
+    """Map the state of the subscription's windows."""
+    info = frame.rate_limit_info
+    if not isinstance(info, Mapping):
+        return
+    windows = info.get("unifiedWindows")
+    named = {str(name): row for name, row in windows.items() if isinstance(row, Mapping)} if isinstance(windows, Mapping) else {}
+    for name, row in (named or {str(info.get("rateLimitType") or "unknown"): info}).items():
+        yield RateLimitStatus(
+            window=name,
+            used_fraction=_number(row.get("utilization")),
+            resets_at=_number(row.get("resetsAt")),
+            window_minutes={"five_hour": 300, "seven_day": 10080}.get(name),
+            exhausted=row.get("status") == "rejected",
+            raw=info,
+        )
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def retry_notice(frame: Frame) -> Lifecycle:
+    """The CLI waits to repeat a failed request by itself."""
+    delay_ms = _number(frame.retry_delay_ms)
+    status = f"status {frame.error_status}" if frame.error_status is not None else "no status"
+    when = "" if delay_ms is None else f", next in {delay_ms / 1000:g} s"
+    return Lifecycle("provider retry", f"{frame.error} ({status}), attempt {frame.attempt} of {frame.max_retries}{when}")
+
+
+def compaction(frame: Frame) -> Lifecycle:
+    """The conversation was summarised."""
+    data = frame.compact_metadata if isinstance(frame.compact_metadata, Mapping) else {}
+    return Lifecycle("compaction", f"{data.get('trigger')}: {data.get('pre_tokens')} to {data.get('post_tokens')} tokens")

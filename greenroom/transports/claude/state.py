@@ -1,0 +1,130 @@
+"""What the codec remembers: the open attempt, its steers, its stop, the control requests without an answer. Holds; decides nothing."""
+
+from __future__ import annotations
+
+import enum
+
+import attrs
+
+from greenroom.errors import GreenroomError
+from greenroom.model import ProviderUsage, TokenUsage
+from greenroom.transports.base import Attempt
+from greenroom.transports.claude.frames import Frame
+
+
+class Phase(enum.Enum):
+    """How far a process is."""
+
+    NEW = "new"
+    STARTING = "starting"
+    READY = "ready"
+    ENDED = "ended"
+
+
+class Owner(enum.Enum):
+    """Whose turn the CLI is in: nobody's, the open attempt's, or one that it started by itself."""
+
+    NOBODY = "nobody"
+    ATTEMPT = "attempt"
+    CLI = "cli"
+
+
+class SteerState(enum.Enum):
+    """How far a steered text is. CONSUMED: it is in the context, and the result that covers it has not come yet."""
+
+    SENT = "sent"
+    DELIVERED = "delivered"
+    CONSUMED = "consumed"
+    SETTLED = "settled"
+
+
+WAITING = frozenset({SteerState.SENT, SteerState.DELIVERED})
+
+
+@attrs.define(kw_only=True)
+class Steer:
+    """A text for the open turn."""
+
+    text: str
+    uuid: str
+    state: SteerState = SteerState.SENT
+    opened_turn: bool = False
+    cancel_sent: bool = False
+
+
+@attrs.define(kw_only=True)
+class Stop:
+    """The attempt is being ended: by an interrupt (`error` None), or because it failed by our own judgement."""
+
+    until_s: float
+    error: GreenroomError | None = None
+    keeps_conversation: bool = False
+    sent: bool = False
+    cancel_sent: bool = False
+
+
+@attrs.define(kw_only=True)
+class OpenAttempt:
+    """The attempt that is under way. `results` are the frames that ended a turn of it: more than one when a steer ran on its own."""
+
+    attempt: Attempt
+    written: bool = False
+    queued: bool = False
+    started: bool = False
+    folded: bool = False
+    line_lost: bool = False
+    stop: Stop | None = None
+    probe_until_s: float | None = None
+    settle_until_s: float | None = None
+    steers_until_s: float | None = None
+    steers: dict[str, Steer] = attrs.field(factory=dict)
+    results: list[Frame] = attrs.field(factory=list)
+    usage: ProviderUsage | None = None
+    api_error: Frame | None = None
+    text: str = ""
+    tools: dict[str, str] = attrs.field(factory=dict)
+    denied: set[str] = attrs.field(factory=set)
+    skills: list[str] = attrs.field(factory=list)
+    streamed: set[str] = attrs.field(factory=set)
+    frames: set[str] = attrs.field(factory=set)
+    seen: dict[str, TokenUsage] = attrs.field(factory=dict)
+    context_tokens: int | None = None
+
+    @property
+    def turn_id(self) -> str:
+        """The ticket's turn."""
+        return self.attempt.turn_id
+
+    @property
+    def receipt(self) -> str:
+        """The uuid of its message."""
+        return self.attempt.receipt
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the CLI is in a turn of this attempt, as far as its frames say."""
+        if not self.results:
+            return self.started
+        return any(steer.state is SteerState.CONSUMED for steer in self.steers.values())
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether a steer may still bring a result."""
+        return any(steer.state is not SteerState.SETTLED for steer in self.steers.values())
+
+    def waiting_steers(self) -> list[Steer]:
+        """Return the steers that the CLI has not taken up."""
+        return [steer for steer in self.steers.values() if steer.state in WAITING]
+
+    def owns(self, uuids: list[str] | None) -> bool:
+        """Whether one of the message ids is ours."""
+        return any(uuid == self.receipt or uuid in self.steers for uuid in uuids or ())
+
+
+@attrs.frozen
+class Pending:
+    """A control request without an answer. No turn is written before it has one, or its time is up."""
+
+    subtype: str
+    target: str
+    until_s: float | None

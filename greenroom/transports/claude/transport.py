@@ -1,0 +1,255 @@
+"""Claude Code as a stream transport: what it can do, whether it can be started, and how. Never retries, never runs a turn.
+
+`check` and `open` block and belong on a caller's thread; `launch` looks for the binary and belongs on the starter thread; the rest is pure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from greenroom.clock import Clock
+from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDialectError
+from greenroom.ids import IdAllocator
+from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
+from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
+from greenroom.transports.claude import binary
+from greenroom.transports.claude.codec import ClaudeCodec
+from greenroom.transports.claude.config import MAX_LINE_BYTES, CodecConfig
+from greenroom.transports.claude.launch import (
+    ClaudeHook,
+    argv_for,
+    env_for,
+    is_parent_marker,
+    refuse_permissions,
+    schema_goes_by_handshake,
+    schema_of,
+)
+
+NAME = "claude"
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+# The CLI repeats a prompt in one line of its output, which must fit as well.
+MAX_PROMPT_BYTES = MAX_LINE_BYTES - 2 * 1024 * 1024
+_SANDBOX_TOOLS = ("bwrap", "socat")
+
+PROFILE = ProviderProfile(
+    name=NAME,
+    display_name="Claude Code",
+    binary=binary.NAME,
+    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.WORKSPACE_WRITE}),
+    supports_resume=True,
+    supports_steer=True,
+    supports_reasoning_effort=True,
+    output_schema=True,
+    mcp=True,
+    chooses_ids=True,
+    retries_in_place=True,
+    auth_env_vars=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
+    state_root_env="CLAUDE_CONFIG_DIR",
+)
+
+
+class ClaudeStreamTransport:
+    """Claude Code, one long-lived process per conversation.
+
+    `env`: the whole environment of the processes (None: the caller's), less markers of a parent session. `binary`: a path, or a name
+    on PATH. `hooks`: command hooks for every process. `partial_messages`: text comes in pieces. Times are in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        executor: Executor | None = None,
+        env: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        ids: IdAllocator | None = None,
+        hooks: Iterable[ClaudeHook] = (),
+        check_timeout: float = 15.0,
+        startup_timeout_s: float = 60.0,
+        interrupt_grace_s: float = 10.0,
+        close_grace_s: float = 5.0,
+        steer_grace_s: float = 10.0,
+        binary: str | Path | None = None,
+        partial_messages: bool = False,
+    ) -> None:
+        self.executor = executor
+        self.env = None if env is None else dict(env)
+        self.clock = clock
+        self.ids = ids
+        self.hooks = tuple(hooks)
+        self.check_timeout = check_timeout
+        self.startup_timeout_s = startup_timeout_s
+        self.interrupt_grace_s = interrupt_grace_s
+        self.close_grace_s = close_grace_s
+        self.steer_grace_s = steer_grace_s
+        self.partial_messages = partial_messages
+        self._binary = binary
+
+    @property
+    def profile(self) -> ProviderProfile:
+        """What Claude Code can do."""
+        return PROFILE
+
+    def find_binary(self) -> str:
+        """Return the binary's path: the given one, else from PATH, else the one in the package claude-agent-sdk.
+
+        Raises CliNotFoundError.
+        """
+        return binary.find_binary(self._environment(), self._binary)
+
+    def check(self) -> str:
+        """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
+
+        Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 2.1.332.
+        """
+        env = {name: value for name, value in self._environment().items() if not is_parent_marker(name)}
+        return binary.check_version(self.find_binary(), env, self.check_timeout)
+
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ if self.env is None else self.env
+
+    def validate(self, spec: ConversationSpec, request: TurnRequest | None = None) -> None:
+        """Refuse by name what Claude Code cannot do. Raises ProviderCapabilityError, SchemaDialectError, McpConfigError."""
+        refuse_permissions(spec.permissions.mode, network=spec.permissions.network)
+        if spec.permissions.mode is NativeMode.WORKSPACE_WRITE:
+            self._need_sandbox()
+        if (spec.skill_scope, spec.mcp_scope, spec.config_scope) != ("ALL", "ALL", "ALL"):
+            raise _unable("scopes other than ALL are not supported")
+        _check_effort(spec.reasoning_effort)
+        _check_servers(spec.mcp_servers)
+        if request is not None:
+            _check_request(spec, request)
+
+    def _need_sandbox(self) -> None:
+        path = self._environment().get("PATH", os.defpath)
+        missing = [tool for tool in _SANDBOX_TOOLS if shutil.which(tool, path=path) is None]
+        if missing and sys.platform != "darwin":
+            what = f"WORKSPACE_WRITE needs the OS sandbox, and {' and '.join(missing)} cannot be found on PATH"
+            raise _unable(what, hint="install bubblewrap and socat, or use NativePermissions.bypass()")
+
+    def flags(self, spec: ConversationSpec, request: TurnRequest) -> Flags:
+        """Return what a process must be started with for this turn; what the request leaves open is the session's."""
+        schema = request.output_schema
+        servers = request.mcp_servers or spec.mcp_servers
+        effort = request.reasoning_effort or spec.reasoning_effort
+        env = None if request.env is None else dict(request.env)
+        return Flags(
+            key=(
+                _schema_key(schema),
+                _servers_key(servers),
+                effort,
+                None if env is None else tuple(sorted(env.items())),
+                request.extra_args,
+            ),
+            output_schema=schema,
+            mcp_servers=servers,
+            reasoning_effort=effort,
+            env=env,
+            extra_args=request.extra_args,
+        )
+
+    def launch(self, launch: LaunchSpec) -> Launch:
+        """Return the command line, the environment and a fresh codec. Raises CliNotFoundError, McpConfigError."""
+        argv = argv_for(self.find_binary(), launch, hooks=self.hooks, partial_messages=self.partial_messages)
+        return Launch(
+            argv=argv,
+            cwd=launch.spec.cwd,
+            env=env_for(launch, given=self.env, inherited=os.environ, extra=launch.flags.env),
+            codec=ClaudeCodec(self._codec_config(argv, launch)),
+            startup_timeout_s=self.startup_timeout_s,
+            close_grace_s=self.close_grace_s,
+        )
+
+    def _codec_config(self, argv: tuple[str, ...], launch: LaunchSpec) -> CodecConfig:
+        return CodecConfig(
+            argv=argv,
+            approvals=launch.spec.approvals,
+            resume_id=launch.resume_id,
+            proposed_id=launch.proposed_id,
+            previous_usage=launch.previous_usage,
+            after_death=launch.after_death,
+            handshake_schema=schema_of(launch) if schema_goes_by_handshake(launch) else None,
+            startup_timeout_s=self.startup_timeout_s,
+            interrupt_grace_s=self.interrupt_grace_s,
+            steer_grace_s=self.steer_grace_s,
+        )
+
+    def link_key(self, spec: ConversationSpec) -> Hashable | None:
+        """A process for each conversation."""
+        return None
+
+    def open(self, spec: ConversationSpec) -> Conversation:
+        """Open a conversation on the calling thread. Raises SessionResumeError when `spec.resume_id` is gone."""
+        from greenroom.transports.blocking import open_blocking  # noqa: PLC0415 - it builds on this module's ports
+
+        return open_blocking(self, spec)
+
+
+def _unable(what: str, hint: str | None = None) -> ProviderCapabilityError:
+    return ProviderCapabilityError(what, provider=NAME, hint=hint)
+
+
+def _check_request(spec: ConversationSpec, request: TurnRequest) -> None:
+    if request.cwd is not None and _real(spec.cwd / request.cwd) != _real(spec.cwd):
+        raise _unable(f"the working directory is fixed for a session: {str(request.cwd)!r} is not {str(spec.cwd)!r}")
+    if request.mcp_workspace is not None:
+        raise _unable("mcp_workspace is not supported", hint="give the servers with mcp_servers=")
+    _check_prompt(request.prompt)
+    _check_effort(request.reasoning_effort)
+    _check_servers(request.mcp_servers)
+    if request.output_schema is not None:
+        _check_schema(request.output_schema)
+
+
+def _real(path: Path) -> str:
+    return os.path.realpath(path)
+
+
+def _check_prompt(prompt: str) -> None:
+    if prompt and not prompt.strip():
+        raise _unable("a prompt of blanks only is not sent to the model")
+    if len(prompt) * 6 > MAX_PROMPT_BYTES and (size := len(_as_repeated(prompt))) > MAX_PROMPT_BYTES:
+        raise _unable(f"the prompt takes {size} bytes on the wire; at most {MAX_PROMPT_BYTES} are possible", hint="put it into a file")
+
+
+def _as_repeated(prompt: str) -> bytes:
+    return json.dumps(prompt, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _check_effort(effort: str | None) -> None:
+    if effort is not None and effort not in EFFORTS:
+        raise _unable(f"unknown reasoning effort {effort!r}", hint=f"one of {', '.join(EFFORTS)}")
+
+
+def _check_servers(servers: tuple[StdioMcpServer, ...]) -> None:
+    names = [server.name for server in servers]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise McpConfigError(f"MCP servers with the same name: {', '.join(sorted(repeated))}")
+    if not all(names):
+        raise McpConfigError("an MCP server has no name")
+
+
+def _check_schema(schema: OutputSchema) -> None:
+    """The answer is the input of a tool, so it is an object."""
+    problems: list[str] = []
+    if schema.schema.get("type", "object") != "object":
+        problems.append(f"the root must be of type 'object', not {schema.schema['type']!r}")
+    try:
+        json.dumps(dict(schema.schema))
+    except (TypeError, ValueError) as error:
+        problems.append(f"it is no JSON: {error}")
+    if problems:
+        raise SchemaDialectError(tuple(problems), provider=NAME)
+
+
+def _schema_key(schema: OutputSchema | None) -> str | None:
+    return None if schema is None else json.dumps(dict(schema.schema), sort_keys=True)
+
+
+def _servers_key(servers: tuple[StdioMcpServer, ...]) -> tuple[Any, ...]:
+    return tuple((server.name, server.command, server.args, tuple(sorted(server.env.items()))) for server in servers)
