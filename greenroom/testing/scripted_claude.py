@@ -488,7 +488,6 @@ class Turn:
         opening = [message.given for message in self.messages if message.given]
         return opening[-1] if opening else uuids[-1]
 
-
     def echo(self, message: Message, content: Any = None, *, short: bool = False) -> None:
         if not self.cli.replays or message.silent:
             return
