@@ -44,7 +44,8 @@ def _wrapper() -> str:
     if len(shebang) <= _SHEBANG_LIMIT and " " not in sys.executable:
         return f"{shebang}\n{launch}"
     # the kernel cuts long first lines and splits none: a shell starts what does not fit
-    return f"#!/bin/sh\nexec '{sys.executable}' -S -E -c '{launch.strip().replace(chr(39), chr(34))}' \"$@\"\n"
+    code = launch.strip().replace("'", '"')
+    return f"#!/bin/sh\nexec '{sys.executable}' -S -E -c '{code}' \"$@\"\n"
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +117,10 @@ def conversations(state_dir: pathlib.Path | str) -> tuple[str, ...]:
 
 
 def starts(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
-    """Return one record for each process that was started: pid, argv, cwd, session_id, resumed, at (Unix time), names of its environment."""
+    """Return one record for each process that was started.
+
+    Its keys: pid, argv, cwd, session_id, resumed, at (Unix time), env (the names of its variables, no values).
+    """
     return tuple(_records(pathlib.Path(state_dir) / "starts.log"))
 
 
