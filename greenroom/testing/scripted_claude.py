@@ -481,7 +481,12 @@ class Turn:
         uuids = self.uuids or self.resumed_uuids
         if not (uuids and self.first_answer):
             return {}
-        return {"user_message_uuid": uuids[-1], "user_message_uuids": uuids}
+        return {"user_message_uuid": self.opening_uuid(uuids), "user_message_uuids": uuids}
+
+    def opening_uuid(self, uuids: list[str]) -> str:
+        """Return the uuid by which the turn is named: its last opening message's, never that of a message that joined it."""
+        opening = [message.given for message in self.messages if message.given]
+        return opening[-1] if opening else uuids[-1]
 
     def echo(self, message: Message, content: Any = None, *, short: bool = False) -> None:
         if not self.cli.replays or message.silent:
@@ -745,7 +750,7 @@ class Turn:
         uuids = self.uuids or self.resumed_uuids
         if not uuids:
             return {}
-        named: Frame = {"user_message_uuid": uuids[-1], "user_message_uuids": uuids}
+        named: Frame = {"user_message_uuid": self.opening_uuid(uuids), "user_message_uuids": uuids}
         if not aborted:
             named |= {"request_sent_wall_ms": int(time.time() * 1000)}
             named |= {"first_request_input_tokens": 150, "first_request_cache_read_input_tokens": 30}
@@ -1306,9 +1311,9 @@ class Cli:
         reply: Frame = {"subtype": "error", "request_id": frame.get("request_id"), "error": why, "error_code": "unsupported_request"}
         self.out.frame({"type": "control_response", "response": reply})
 
-    def reply(self, request_id: str | None, response: Frame, **outer: Any) -> None:
+    def reply(self, request_id: str | None, response: Frame, **more: Any) -> None:
         reply: Frame = {"subtype": "success", "request_id": request_id, "response": response}
-        self.out.frame({"type": "control_response", "response": reply, **outer})
+        self.out.frame({"type": "control_response", "response": {**reply, **more}})
 
     def on_initialize(self, request_id: str | None, request: Frame) -> None:
         if self.plan.claim("no_handshake"):

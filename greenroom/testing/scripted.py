@@ -1,0 +1,145 @@
+"""How tests, demos and examples start the scripted Claude CLI, plan its faults, and look at what its "model" saw.
+
+    binary = write_scripted_claude(tmp_path)            # an executable named `claude`: put it on PATH, or give it as `binary=`
+    env = Plan(in_use_times=1).env(tmp_path)            # faults outside of turns; those in a turn are directives in its prompt
+    history(tmp_path / "state", conversation_id)        # what the model saw, whatever was killed in between
+
+The words that a prompt may contain are in the docstring of `greenroom.testing.scripted_claude`. Any thread; Linux and macOS.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import attrs
+
+SCRIPT = pathlib.Path(__file__).with_name("scripted_claude.py")
+_LAUNCH = "import sys; sys.path.append({folder!r}); from scripted_claude import main; main()"
+_SHEBANG_LIMIT = 120
+
+
+def scripted_claude_argv() -> tuple[str, ...]:
+    """Return the command that stands for `claude`; append Claude Code's own arguments.
+
+    It imports the script instead of running it, so that Python's cache of compiled code halves the start-up time (to about 10 ms).
+    """
+    return (sys.executable, "-S", "-E", "-c", _LAUNCH.format(folder=str(SCRIPT.parent)))
+
+
+def write_scripted_claude(directory: pathlib.Path | str, name: str = "claude") -> pathlib.Path:
+    """Write an executable that behaves as `claude`, and return its path. The directory is made if it is missing."""
+    path = pathlib.Path(directory) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_wrapper(), encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def _wrapper() -> str:
+    launch = _LAUNCH.format(folder=str(SCRIPT.parent)).replace("; ", "\n") + "\n"
+    shebang = f"#!{sys.executable} -SE"
+    if len(shebang) <= _SHEBANG_LIMIT and " " not in sys.executable:
+        return f"{shebang}\n{launch}"
+    # the kernel cuts long first lines and splits none: a shell starts what does not fit
+    code = launch.strip().replace("'", '"')
+    return f"#!/bin/sh\nexec '{sys.executable}' -S -E -c '{code}' \"$@\"\n"
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """Things that the scripted CLI does before and between turns. Fields left alone change nothing.
+
+    Those that count (`*_times`, and where True or a number is taken) are counted over all processes that share a state directory:
+    `die_at_start=2` lets the first two starts die, True all of them. Times are in seconds, sizes in bytes.
+    """
+
+    version: str | None = None
+    refuse_resume: bool | int = 0
+    in_use_times: int = 0
+    die_at_start: bool | int = 0
+    slow_start_s: float = 0.0
+    no_handshake: bool | int = 0
+    exit_after_handshake: bool | int = 0
+    stderr_at_start: str | int = ""
+    garbage_at_start: bool = False
+    resume_as: str | None = None
+    unprompted_between: str | None = None
+    pause_after_turn_s: float = 0.0
+    transcript_delay_s: float = 0.0
+    kill_after_line: int = 0
+    kill_times: int = 1
+    ignore_eof: bool = False
+
+    def write(self, path: pathlib.Path | str) -> pathlib.Path:
+        """Write the plan as a file for GREENROOM_SCRIPTED_PLAN, and return its path."""
+        values = attrs.asdict(self, filter=lambda field, value: value != field.default)
+        path = pathlib.Path(path)
+        path.write_text(json.dumps(values), encoding="utf-8")
+        return path
+
+    def env(self, directory: pathlib.Path | str) -> dict[str, str]:
+        """Write the plan into `directory` and return the variables that name it and a state directory beside it."""
+        directory = pathlib.Path(directory)
+        state = directory / "state"
+        return {"GREENROOM_SCRIPTED_STATE": str(state), "GREENROOM_SCRIPTED_PLAN": str(self.write(directory / "plan.json"))}
+
+
+@attrs.frozen(kw_only=True)
+class Seen:
+    """One thing that the model saw: `role` is user, assistant, tool_use or tool_result; `text` its words (JSON for a tool's input)."""
+
+    role: str
+    text: str
+    tool: str | None = None
+
+
+def history(state_dir: pathlib.Path | str, session_id: str) -> tuple[Seen, ...]:
+    """Return what the model saw in a conversation, in order, or nothing if the conversation was never stored.
+
+    An empty text block (a retry in place) is not there, as Claude Code does not show it to the model; the half text of a turn that was
+    killed is not there either.
+    """
+    seen = (_seen(record) for record in _records(pathlib.Path(state_dir) / f"{session_id}.jsonl"))
+    return tuple(one for one in seen if one is not None)
+
+
+def prompts_seen(state_dir: pathlib.Path | str, session_id: str) -> tuple[str, ...]:
+    """Return the texts of the user messages that the model saw: a prompt that is there twice was sent twice."""
+    return tuple(one.text for one in history(state_dir, session_id) if one.role == "user")
+
+
+def conversations(state_dir: pathlib.Path | str) -> tuple[str, ...]:
+    """Return the ids of the conversations that are stored."""
+    return tuple(sorted(path.stem for path in pathlib.Path(state_dir).glob("*.jsonl")))
+
+
+def starts(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
+    """Return one record for each process that was started.
+
+    Its keys: pid, argv, cwd, session_id, resumed, at (Unix time), env (the names of its variables, no values).
+    """
+    return tuple(_records(pathlib.Path(state_dir) / "starts.log"))
+
+
+def _records(path: pathlib.Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _seen(record: dict[str, Any]) -> Seen | None:
+    match record["k"]:
+        case "prompt" | "go_on" | "marker":
+            return Seen(role="user", text=record["text"]) if record["text"] else None
+        case "text":
+            return Seen(role="assistant", text=record["text"])
+        case "tool_use":
+            return Seen(role="tool_use", text=json.dumps(record["input"]), tool=record["name"])
+        case "tool_result":
+            return Seen(role="tool_result", text=record["content"])
+        case _:
+            return None
