@@ -99,6 +99,7 @@ class SessionActor(LoopActor):
         self._conversation: tuple[int, Ref] | None = None
         self._started: set[int] = set()
         self._ending: dict[int, c.CloseConversation] = {}
+        self._receipt: str | None = None
         self._slot_waits: dict[int, float] = {}
         self._waits: dict[int, TimerHandle] = {}
         self._sequence = 0
@@ -360,6 +361,7 @@ class SessionActor(LoopActor):
             proposed_id=command.proposed_id,
             previous_usage=command.previous_usage,
             after_death=command.after_death,
+            cut_receipt=self._receipt if command.after_death else None,
         )
         self._started.add(command.incarnation)
         self._emit(command.incarnation, None, (Lifecycle("waiting", "start slot"),))
@@ -406,6 +408,7 @@ class SessionActor(LoopActor):
             deadline_s=command.deadline_s,
             timeout_s=request.timeout,
         )
+        self._receipt = command.receipt
         self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
 
     def _tell_conversation(self, incarnation: int, message: Message) -> None:

@@ -128,7 +128,10 @@ class Flags:
 
 @attrs.frozen(kw_only=True)
 class LaunchSpec:
-    """One start of a process for a conversation. `resume_id` or else `proposed_id` (a UUID) says which conversation it will be."""
+    """One start of a process for a conversation. `resume_id` or else `proposed_id` (a UUID) says which conversation it will be.
+
+    `cut_receipt`: the attempt that a death has cut; where the provider's records tell whether it was taken, they are asked.
+    """
 
     spec: ConversationSpec
     flags: Flags
@@ -138,6 +141,7 @@ class LaunchSpec:
     proposed_id: str | None = None
     previous_usage: ProviderUsage | None = None
     after_death: bool = False
+    cut_receipt: str | None = None
 
 
 @attrs.frozen(kw_only=True)

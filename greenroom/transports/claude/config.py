@@ -13,7 +13,10 @@ MAX_LINE_BYTES = 32 * 1024 * 1024
 
 @attrs.frozen(kw_only=True)
 class CodecConfig:
-    """Which conversation, which rules, which bounds (in seconds). `argv` is for error messages."""
+    """Which conversation, which rules, which bounds (in seconds). `argv` is for error messages.
+
+    `taken_receipt`: a message that is known to be in the conversation already, so that it need not be tried again.
+    """
 
     argv: tuple[str, ...] = ("claude",)
     approvals: ApprovalPolicy = ApprovalPolicy.DENY
@@ -21,6 +24,7 @@ class CodecConfig:
     proposed_id: str | None = None
     previous_usage: ProviderUsage | None = None
     after_death: bool = False
+    taken_receipt: str | None = None
     handshake_schema: dict[str, Any] | None = None
     startup_timeout_s: float = 60.0
     interrupt_grace_s: float = 10.0

@@ -18,7 +18,7 @@ from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDial
 from greenroom.ids import IdAllocator
 from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
-from greenroom.transports.claude import binary
+from greenroom.transports.claude import binary, transcript
 from greenroom.transports.claude.codec import ClaudeCodec
 from greenroom.transports.claude.config import MAX_LINE_BYTES, CodecConfig
 from greenroom.transports.claude.launch import (
@@ -110,6 +110,11 @@ class ClaudeStreamTransport:
         env = {name: value for name, value in self._environment().items() if not is_parent_marker(name)}
         return binary.check_version(self.find_binary(), env, self.check_timeout)
 
+    @property
+    def state_home(self) -> str:
+        """Where Claude Code keeps its conversations: a conversation id means something within it only."""
+        return str(transcript.state_home(self._environment()))
+
     def _environment(self) -> Mapping[str, str]:
         return os.environ if self.env is None else self.env
 
@@ -156,16 +161,18 @@ class ClaudeStreamTransport:
     def launch(self, launch: LaunchSpec) -> Launch:
         """Return the command line, the environment and a fresh codec. Raises CliNotFoundError, McpConfigError."""
         argv = argv_for(self.find_binary(), launch, hooks=self.hooks, partial_messages=self.partial_messages)
+        env = env_for(launch, given=self.env, inherited=os.environ, extra=launch.flags.env)
         return Launch(
             argv=argv,
             cwd=launch.spec.cwd,
-            env=env_for(launch, given=self.env, inherited=os.environ, extra=launch.flags.env),
-            codec=ClaudeCodec(self._codec_config(argv, launch)),
+            env=env,
+            codec=ClaudeCodec(self._codec_config(argv, launch, env)),
             startup_timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
         )
 
-    def _codec_config(self, argv: tuple[str, ...], launch: LaunchSpec) -> CodecConfig:
+    def _codec_config(self, argv: tuple[str, ...], launch: LaunchSpec, env: Mapping[str, str]) -> CodecConfig:
+        taken = launch.resume_id and launch.cut_receipt and transcript.took(env, launch.resume_id, launch.cut_receipt)
         return CodecConfig(
             argv=argv,
             approvals=launch.spec.approvals,
@@ -173,6 +180,7 @@ class ClaudeStreamTransport:
             proposed_id=launch.proposed_id,
             previous_usage=launch.previous_usage,
             after_death=launch.after_death,
+            taken_receipt=launch.cut_receipt if taken else None,
             handshake_schema=schema_of(launch) if schema_goes_by_handshake(launch) else None,
             startup_timeout_s=self.startup_timeout_s,
             interrupt_grace_s=self.interrupt_grace_s,

@@ -56,8 +56,13 @@ class Turns:
         turn = self.open
         if turn is None or turn.written or self._desk:
             return
-        turn.written = True
         attempt = turn.attempt
+        if attempt.probe and attempt.receipt == self._config.taken_receipt:
+            # Found on disk: nothing need be asked, and asking could show the prompt twice.
+            self.open = None
+            yield AttemptSwallowed(attempt.turn_id)
+            return
+        turn.written = True
         if attempt.probe:
             turn.probe_until_s = now_s + self._config.startup_timeout_s
         yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request.prompt), attempt.receipt))
