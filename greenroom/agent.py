@@ -312,9 +312,7 @@ class Session:
             clock=self._clock,
         )
 
-    def run(
-        self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None, wait: float | None = None
-    ) -> Turn:
+    def run(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None, wait: float | None = None) -> Turn:
         """Run the ticket and return its outcome. `on_event` is called on this thread; a slow one slows only its own session.
 
         Raises the turn's error; SessionStateError for a ticket that ran, was superseded or belongs to another session;
@@ -345,7 +343,9 @@ class Session:
             self._clock.call_later(wait, lambda: inbox.put(_PATIENCE_OVER))
         while True:
             try:
-                timeout_s = None if until_s is None or not isinstance(self._clock, SystemClock) else max(0.0, until_s - self._clock.monotonic())
+                timeout_s = (
+                    None if until_s is None or not isinstance(self._clock, SystemClock) else max(0.0, until_s - self._clock.monotonic())
+                )
                 batch = inbox.get(timeout=timeout_s)
             except queue.Empty:
                 raise WaitTimeoutError(ticket.turn_id, wait or 0.0) from None
@@ -436,9 +436,9 @@ class Session:
     async def aclose(self) -> None:
         """The same as `close`, from asyncio."""
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        done: asyncio.Future[None] = loop.create_future()
         self._begin_close()
-        self._core.closed.when_settled(lambda: _call_soon(loop, lambda: done.done() or done.set_result(None)))
+        self._core.closed.when_settled(_waker(loop, done))
         await done
 
     def _begin_close(self) -> None:
@@ -484,7 +484,11 @@ class Session:
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
         ref = self._ref
-        return lambda: tell(ref, m.CreditReturned(turn_id=turn_id)) and None
+
+        def on_credit() -> None:
+            tell(ref, m.CreditReturned(turn_id=turn_id))
+
+        return on_credit
 
     def _detach(self, ticket: TurnTicket, sink: Sink) -> None:
         sink.detach()
@@ -561,9 +565,9 @@ class TurnStream(AsyncIterator[SessionEvent]):
         """Wait for the outcome and return it, or raise its error. Events that were not taken are dropped."""
         if not self._ended:
             self.detach()
-        done = self._loop.create_future()
+        done: asyncio.Future[None] = self._loop.create_future()
         cell = self._ticket._core.cell  # noqa: SLF001
-        cell.when_settled(lambda: _call_soon(self._loop, lambda: done.done() or done.set_result(None)))
+        cell.when_settled(_waker(self._loop, done))
         await done
         return cell.get()
 
@@ -588,6 +592,17 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
     except RuntimeError:  # the loop was closed: nobody listens there any more
         return False
     return True
+
+
+def _waker(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> Callable[[], None]:
+    def finish() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def wake() -> None:
+        _call_soon(loop, finish)
+
+    return wake
 
 
 def _as_callback(handler: EventCallback | EventHandler) -> EventCallback:

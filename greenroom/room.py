@@ -157,7 +157,7 @@ def _close_all() -> None:
 
 
 def _forget_in_child() -> None:
-    global _default, _default_lock  # noqa: PLW0603
+    global _default, _default_lock
     _default, _default_lock = None, threading.Lock()
     _rooms.clear()
     CLAIMS.clear()

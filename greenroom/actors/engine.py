@@ -91,7 +91,7 @@ def release(engine: Engine) -> None:
 
 
 def _forget_in_child() -> None:
-    global _engine, _lock  # noqa: PLW0603
+    global _engine, _lock
     _engine, _lock = None, threading.Lock()
 
 

@@ -7,6 +7,7 @@ thread of their dispatcher; `put` (and so `tell` and `ask`) may be called from a
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -146,7 +147,7 @@ class LoopActor(pykka.Actor):
         return cast("Inbox", self.actor_inbox)
 
     @staticmethod
-    def _create_actor_inbox() -> Inbox:  # type: ignore[override]
+    def _create_actor_inbox() -> Inbox:
         return Inbox()
 
     @staticmethod
@@ -188,7 +189,7 @@ class LoopActor(pykka.Actor):
                 envelope = inbox.get()
             except IndexError:
                 return
-            if not self._guarded(lambda envelope=envelope: self._handle_receive(envelope.message), envelope):
+            if not self._guarded(functools.partial(self._handle_receive, envelope.message), envelope):
                 return
         if not inbox.empty() and not inbox.scheduled:
             inbox.scheduled = True

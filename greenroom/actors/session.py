@@ -367,7 +367,13 @@ class SessionActor(LoopActor):
         self._emit(command.incarnation, None, (Lifecycle("waiting", "start slot"),))
         tell(
             self._supervisor,
-            m.StartConversation(session_id=self._core.session_id, session=self.actor_ref, dispatcher=self.dispatcher, launch=launch, transport=self._core.transport),
+            m.StartConversation(
+                session_id=self._core.session_id,
+                session=self.actor_ref,
+                dispatcher=self.dispatcher,
+                launch=launch,
+                transport=self._core.transport,
+            ),
         )
 
     def _admitted(self, message: m.Admitted) -> None:

@@ -169,7 +169,7 @@ class SupervisorActor(LoopActor):
         key = (start.session_id, incarnation)
         transport = start.transport
         if isinstance(transport, StreamTransport):
-            ref = ConversationActor.start(
+            ref: Ref = ConversationActor.start(
                 start.dispatcher,
                 session_id=start.session_id,
                 session=start.session,
@@ -285,7 +285,7 @@ class SupervisorActor(LoopActor):
                 self._sweep_round(batch, round_)
             case ("reap", process, int(round_)):
                 self._reap(process, round_)
-            case "deadline":
+            case _:
                 self._deadline()
 
     # --- ends
@@ -346,4 +346,7 @@ class SupervisorActor(LoopActor):
 
 
 def _copy(source: Cell[tuple[str, ...]], target: Cell[tuple[str, ...]]) -> Callable[[], None]:
-    return lambda: target.settle(source.get()) and None
+    def copy() -> None:
+        target.settle(source.get())
+
+    return copy

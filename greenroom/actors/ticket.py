@@ -107,7 +107,7 @@ class Sink:
             return False
         self.held = True
         # The caller may have caught up between the look and the flag; then it has not seen the flag.
-        if self.detached or self.outstanding <= LOW_WATER:
+        if self.outstanding <= LOW_WATER:
             self.held = False
             return False
         return True
@@ -152,7 +152,7 @@ class TicketCore:
         self.state = TicketState.PREPARED
         self._lock = threading.Lock()
 
-    def begin(self, sink: Sink) -> None:
+    def begin(self, sink: Sink | None) -> None:
         """Mark it begun. Raises its outcome if it was cancelled or superseded before, SessionStateError on a second run."""
         with self._lock:
             if self.state is TicketState.BEGUN:
