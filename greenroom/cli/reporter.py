@@ -1,0 +1,90 @@
+"""Shows a board while a run goes on: a live table on a terminal, one line a change elsewhere. Runs on the loop's thread.
+
+A screen that is gone (a closed pipe) ends the showing, never the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from greenroom.cli.progress import Board, Change
+from greenroom.cli.results import TaskRecord
+from greenroom.cli.safe_text import one_line
+from greenroom.cli.view import render
+from greenroom.events import AgentEvent, SessionEvent
+
+_REFRESH_S = 0.125
+
+
+class Reporter:
+    """Feeds the board and shows it. `plain` forces lines on a terminal too."""
+
+    def __init__(self, board: Board, console: Console, *, plain: bool = False) -> None:
+        self.board = board
+        self._console = console
+        self._table = console.is_terminal and not plain
+        self._live: Live | None = None
+        self._gone = False
+        board.started_s = time.monotonic()
+
+    def began(self, key: str) -> None:
+        """A task was taken up."""
+        self._say(self.board.began(key, time.monotonic()))
+
+    def event(self, key: str, event: AgentEvent | SessionEvent) -> None:
+        """A task's turn told something."""
+        self._say(self.board.event(key, event))
+
+    def ended(self, record: TaskRecord) -> None:
+        """A task has its outcome."""
+        self._say(self.board.ended(record, time.monotonic()))
+
+    def note(self, text: str) -> None:
+        """Say something about the run as a whole."""
+        self.board.note = text
+        self._say(Change("", text))
+
+    @contextlib.asynccontextmanager
+    async def showing(self) -> AsyncIterator[None]:
+        """Keep the table fresh within the block."""
+        if not self._table:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as self._live:
+            ticker = asyncio.ensure_future(self._tick())
+            try:
+                yield
+            finally:
+                ticker.cancel()
+                self._draw()
+
+    async def _tick(self) -> None:
+        while not self._gone:
+            self._draw()
+            await asyncio.sleep(_REFRESH_S)
+
+    def _draw(self) -> None:
+        if self._live is None or self._gone:
+            return
+        width, height = self._console.size
+        try:
+            self._live.update(render(self.board, width=width, height=height, now_s=time.monotonic()), refresh=True)
+        except OSError:
+            self._gone = True
+
+    def _say(self, change: Change | None) -> None:
+        if change is None or self._table or self._gone:
+            return
+        passed = time.monotonic() - self.board.started_s
+        line = f"{passed:8.1f}s  {change.key}  {change.text}" if change.key else f"{passed:8.1f}s  {change.text}"
+        try:
+            self._console.print(Text(one_line(line)), soft_wrap=True)
+        except OSError:
+            self._gone = True
