@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import math
 import shutil
@@ -11,19 +12,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import attrs
 import typer
 from rich.console import Console
 
 from greenroom.cli import demo as demo_command
 from greenroom.cli import doctor as doctor_command
-from greenroom.cli.engine import Agents, open_room
+from greenroom.cli.engine import Engine
 from greenroom.cli.fields import BadInputError, build_tasks
 from greenroom.cli.offload import Lane, Threads
 from greenroom.cli.plan import Plan, make_plan
 from greenroom.cli.progress import Board
 from greenroom.cli.reporter import Reporter
 from greenroom.cli.results import Outcome, ResultLog, TaskRecord, done_before, exit_status, read_results
-from greenroom.cli.runner import Limits, Runner
+from greenroom.cli.runner import FORCED_DEADLINE_S, Limits, Runner
 from greenroom.cli.safe_text import one_line
 from greenroom.cli.spelling import did_you_mean
 from greenroom.cli.stopping import StopRequest, signals_to
@@ -119,6 +121,7 @@ def _root(
 
 @app.command("run", help=_RUN_HELP)
 def _run(  # noqa: PLR0917 - typer reads the options from here
+    context: typer.Context,
     tasks: Annotated[str, typer.Argument(metavar="TASKS", help="A .toml or .jsonl file, or - for standard input.")],
     out: Annotated[Path | None, typer.Option(help="Append results to this JSON Lines file; run again to do only what is not done.")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="How many turns run at once.")] = 8,
@@ -145,9 +148,17 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         _refuse(error.problems)
     except GreenroomError as error:
         _refuse([error])
-    limits = Limits(parallel=parallel, max_cost_usd=max_cost_usd)
+    run = _Run(
+        plan=plan,
+        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd),
+        log=log,
+        done=done,
+        max_starting=max_starting,
+        claude_binary=claude_binary,
+        engine=context.obj or Engine(),
+    )
     try:
-        status = asyncio.run(_go(plan, limits, log, done, max_starting=max_starting, claude_binary=claude_binary))
+        status = asyncio.run(_go(run))
     except GreenroomError as error:
         _refuse([error])
     finally:
@@ -168,30 +179,46 @@ def _check_options(given: Given, max_cost_usd: float | None, claude_binary: Path
         raise TaskFileError("command line", f"{str(claude_binary)!r} is not an executable file", key="--claude-binary")
 
 
-async def _go(
-    plan: Plan, limits: Limits, log: ResultLog | None, done: Mapping[str, Any], *, max_starting: int, claude_binary: Path | None
-) -> int:
-    """Run the plan on this loop, and end everything whatever happens."""
-    stop, offload, console = StopRequest(), Threads(), Console()
-    board = Board(((task.id, task.session_name) for task in plan.tasks), title="greenroom run")
-    for task_id in done:
+@attrs.frozen(kw_only=True)
+class _Run:
+    """All that one run needs."""
+
+    plan: Plan
+    limits: Limits
+    log: ResultLog | None
+    done: Mapping[str, Any]
+    max_starting: int
+    claude_binary: Path | None
+    engine: Engine
+
+
+async def _go(run: _Run) -> int:
+    """Run the plan on this loop, and end everything whatever happens. Returns the exit status."""
+    stop, offload = StopRequest(), Threads()
+    board = Board(((task.id, task.session_name) for task in run.plan.tasks), title="greenroom run")
+    for task_id in run.done:
         board.done_before(task_id)
-    reporter = Reporter(board, console)
-    with signals_to(stop.ask):
+    reporter = Reporter(board, Console())
+    with signals_to(stop.ask), contextlib.closing(offload):
+        room = await offload(Lane.ROOM, lambda: run.engine.open_room(max_starting=run.max_starting))
         try:
-            room = await offload(Lane.ROOM, lambda: open_room(max_starting=max_starting))
-            try:
-                agents = Agents(room, claude_binary=claude_binary)
-                runner = Runner(
-                    plan, room=room, agents=agents, progress=reporter, offload=offload, stop=stop, limits=limits, log=log, done=done
-                )
-                async with reporter.showing():
-                    records = await runner.run()
-            finally:
-                await offload(Lane.ROOM, room.close, 1.0 if stop.by_force.is_set() else _SHUTDOWN_S)
+            agents = run.engine.agents(room, claude_binary=run.claude_binary)
+            runner = Runner(
+                run.plan,
+                room=room,
+                agents=agents,
+                progress=reporter,
+                offload=offload,
+                stop=stop,
+                limits=run.limits,
+                log=run.log,
+                done=run.done,
+            )
+            async with reporter.showing():
+                records = await runner.run()
         finally:
-            offload.close()
-    _print_summary(board, records, runner, len(done))
+            await offload(Lane.ROOM, room.close, FORCED_DEADLINE_S if stop.by_force.is_set() else _SHUTDOWN_S)
+    _print_summary(board, records, runner, len(run.done))
     status = exit_status(runner.outcomes.values(), interrupted=stop.asked)
     return status or (1 if runner.trouble else 0)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import psutil
+import psutil  # type: ignore[import-untyped]
 from rich.console import Console
 
 from greenroom.cli.engine import AgentPort, SessionPort, claude_transport, open_room
@@ -109,7 +109,7 @@ class Stage:
             approvals=ApprovalPolicy.DENY,
             retry=greenroom.RetryPolicy(delays=_RETRY_DELAYS_S),
         )
-        return lambda settings: Cast(agent, self.sessions)
+        return lambda _settings: Cast(agent, self.sessions)
 
     def pids(self, name: str | None = None) -> list[int]:
         """Return the pids of the CLIs that were started (for one session: that work in its directory)."""

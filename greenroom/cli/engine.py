@@ -90,6 +90,19 @@ def claude_transport(binary: Path, env: dict[str, str] | None = None) -> Any:
     return importlib.import_module("greenroom").ClaudeStreamTransport(binary=binary, env=env)
 
 
+class Engine:
+    """The real engine. Tests hand another one to the command."""
+
+    def open_room(self, *, max_starting: int) -> RoomPort:
+        """Open a room; may block for a moment."""
+        room: RoomPort = open_room(max_starting=max_starting)
+        return room
+
+    def agents(self, room: RoomPort, *, claude_binary: Path | None) -> Callable[[AgentSettings], AgentPort]:
+        """Return what makes the agents of `room`."""
+        return Agents(room, claude_binary=claude_binary)
+
+
 class Agents:
     """Makes the agents that tasks ask for, each once. Called on one thread at a time."""
 

@@ -23,7 +23,7 @@ from greenroom.errors import CliCheckError, CliNotFoundError, GreenroomError, Se
 from greenroom.events import AgentEvent, SessionEvent, TransportRestarted
 from greenroom.model import OutputSchema, TurnRequest
 
-_FORCED_DEADLINE_S = 1.0
+FORCED_DEADLINE_S = 1.0
 _AFTER_FORCE_S = 2.0  # what settling may still take once the room says that it is closed
 _STOPPED = "the run was stopped before this task began"
 
@@ -334,7 +334,7 @@ class Runner:
     async def _stop_by_force(self) -> None:
         """Close the room, and then wait only a little longer for turns that still have no outcome."""
         self._progress.note("stopping by force")
-        await asyncio.gather(self._offload(Lane.ROOM, self._room.close, _FORCED_DEADLINE_S), return_exceptions=True)
+        await asyncio.gather(self._offload(Lane.ROOM, self._room.close, FORCED_DEADLINE_S), return_exceptions=True)
         if self._running:
             await asyncio.wait(self._running, timeout=_AFTER_FORCE_S)
         for future in self._running:
