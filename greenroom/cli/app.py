@@ -14,7 +14,6 @@ from typing import Annotated, Any, NoReturn
 
 import attrs
 import typer
-from rich.console import Console
 
 from greenroom.cli import demo as demo_command
 from greenroom.cli import doctor as doctor_command
@@ -23,7 +22,7 @@ from greenroom.cli.fields import BadInputError, build_tasks
 from greenroom.cli.offload import Lane, Threads
 from greenroom.cli.plan import Plan, make_plan
 from greenroom.cli.progress import Board
-from greenroom.cli.reporter import Reporter
+from greenroom.cli.reporter import Reporter, Screen
 from greenroom.cli.results import Outcome, ResultLog, TaskRecord, done_before, exit_status, read_results
 from greenroom.cli.runner import FORCED_DEADLINE_S, Limits, Runner
 from greenroom.cli.safe_text import one_line
@@ -105,7 +104,10 @@ def main() -> NoReturn:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"greenroom {importlib.metadata.version('greenroom')}")
+        try:
+            print(f"greenroom {importlib.metadata.version('greenroom')}")
+        except importlib.metadata.PackageNotFoundError:  # run from a checkout
+            print("greenroom (not installed)")
         raise typer.Exit
 
 
@@ -198,7 +200,7 @@ async def _go(run: _Run) -> int:
     board = Board(((task.id, task.session_name) for task in run.plan.tasks), title="greenroom run")
     for task_id in run.done:
         board.done_before(task_id)
-    reporter = Reporter(board, Console())
+    reporter = Reporter(board, Screen())
     with signals_to(stop.ask), contextlib.closing(offload):
         room = await offload(Lane.ROOM, lambda: run.engine.open_room(max_starting=run.max_starting))
         try:
@@ -285,6 +287,7 @@ def _doctor(
 
 @app.command("demo")
 def _demo(
+    context: typer.Context,
     sessions: Annotated[int, typer.Option(min=4, max=200, help="How many sessions run at once.")] = 12,
     seconds_cap: Annotated[float, typer.Option(min=1, help="Give up after this many seconds.")] = 20,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
@@ -294,4 +297,5 @@ def _demo(
     One turn is steered, one interrupted, one retries an overload, and one process is killed and comes back.
     Exit status: 0, or 1 if something did not happen as it should.
     """
-    raise typer.Exit(demo_command.run_demo(sessions=sessions, seconds_cap=seconds_cap, plain=plain))
+    engine = context.obj or Engine()
+    raise typer.Exit(demo_command.run_demo(engine, sessions=sessions, seconds_cap=seconds_cap, plain=plain))

@@ -17,13 +17,12 @@ from typing import Any
 
 import attrs
 import psutil  # type: ignore[import-untyped]
-from rich.console import Console
 
-from greenroom.cli.engine import AgentPort, SessionPort, claude_transport, open_room
+from greenroom.cli.engine import AgentPort, Engine, SessionPort
 from greenroom.cli.offload import Lane, Offload, Threads
 from greenroom.cli.plan import make_plan
 from greenroom.cli.progress import Board, bare_event
-from greenroom.cli.reporter import Reporter
+from greenroom.cli.reporter import Reporter, Screen
 from greenroom.cli.results import Outcome, TaskRecord
 from greenroom.cli.runner import Limits, Runner
 from greenroom.cli.safe_text import one_line
@@ -31,7 +30,6 @@ from greenroom.cli.stopping import StopRequest, signals_to
 from greenroom.cli.tasks import AgentSettings, Task
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent, SessionEvent, SteerConsumed, ToolCall
-from greenroom.model import ApprovalPolicy, NativePermissions
 
 STEERED, INTERRUPTED, OVERLOADED, KILLED = "steered", "interrupted", "overloaded", "killed"
 _STEER = "Use the cache instead."
@@ -53,11 +51,11 @@ _ORDINARY = (
 )
 
 
-def run_demo(*, sessions: int, seconds_cap: float, plain: bool) -> int:
+def run_demo(engine: Engine, *, sessions: int, seconds_cap: float, plain: bool) -> int:
     """Play it and return the exit status: 0, 1 if something did not happen as it should, 130 if the user stopped it."""
     with tempfile.TemporaryDirectory(prefix="greenroom-demo-", ignore_cleanup_errors=True) as folder:
         stage = Stage(Path(folder).resolve(), sessions)
-        status = asyncio.run(_play(stage, Console(), seconds_cap=seconds_cap, plain=plain))
+        status = asyncio.run(play(stage, engine, Screen(), seconds_cap=seconds_cap, plain=plain))
         if status == _INTERRUPTED_STATUS:
             print("stopped")
             return status
@@ -83,7 +81,8 @@ def _settings(cwd: Path) -> AgentSettings:
 class Stage:
     """One play: the directory, the scripted CLI in it, the sessions, and what was seen. `agents` of the runner, `progress` beside."""
 
-    def __init__(self, folder: Path, sessions: int) -> None:
+    def __init__(self, folder: Path, sessions: int, *, scripted: Any = None, kill: Callable[[int], None] | None = None) -> None:
+        self.kill = kill or kill_scripted
         self.tasks = make_tasks(folder, sessions)
         self.plan = make_plan("demo", self.tasks)
         self.state = folder / "state"
@@ -94,21 +93,15 @@ class Stage:
         self.timed_out = False
         self.trouble: list[str] = []
         self._folder = folder
-        self._scripted: Any = importlib.import_module("greenroom.testing.scripted")
+        self._scripted = scripted or importlib.import_module("greenroom.testing.scripted")
         for task in self.tasks:
             task.settings.cwd.mkdir(parents=True)
 
-    def agents(self, room: Any) -> Callable[[AgentSettings], AgentPort]:
+    def agents(self, engine: Engine, room: Any) -> Callable[[AgentSettings], AgentPort]:
         """Return the one agent of the play, in the form that the runner wants."""
-        greenroom: Any = importlib.import_module("greenroom")
         binary = self._scripted.write_scripted_claude(self._folder / "bin")
         env = {**os.environ, "GREENROOM_SCRIPTED_STATE": str(self.state), "IS_SANDBOX": "1"}
-        agent = room.agent(
-            claude_transport(binary, env),
-            permissions=NativePermissions.bypass(),
-            approvals=ApprovalPolicy.DENY,
-            retry=greenroom.RetryPolicy(delays=_RETRY_DELAYS_S),
-        )
+        agent = engine.scripted_agent(room, binary, env=env, retry_delays_s=_RETRY_DELAYS_S)
         return lambda _settings: Cast(agent, self.sessions)
 
     def pids(self, name: str | None = None) -> list[int]:
@@ -210,22 +203,23 @@ class Stagehand:
         self._stage.sessions[INTERRUPTED].interrupt()
 
     def _kill(self) -> None:
-        pid = self._stage.pids(KILLED)[-1]
-        if _is_scripted(pid):  # it is ours: it names itself in our directory, and it is still what we started
-            os.kill(pid, signal.SIGKILL)
+        self._stage.kill(self._stage.pids(KILLED)[-1])
 
 
-async def _play(stage: Stage, console: Console, *, seconds_cap: float, plain: bool) -> int:
+async def play(stage: Stage, engine: Engine, console: Screen, *, seconds_cap: float, plain: bool) -> int:
+    """Run the play and end everything. Returns 130 if the user stopped it, else 0; `stage.verdicts()` says how it went."""
     board = Board(((task.id, task.session_name) for task in stage.tasks), title=f"greenroom demo: {len(stage.tasks)} sessions")
     reporter, offload, stop = Reporter(board, console, plain=plain), Threads(), StopRequest()
     started_s = time.monotonic()
     with signals_to(stop.ask):
-        room = await offload(Lane.ROOM, lambda: open_room(max_starting=8))
+        room = await offload(Lane.ROOM, lambda: engine.open_room(max_starting=8))
         caps = _cap(stage, stop, seconds_cap)
         try:
             stagehand = Stagehand(stage, reporter, offload)
             limits = Limits(parallel=len(stage.tasks))
-            runner = Runner(stage.plan, room=room, agents=stage.agents(room), progress=stagehand, offload=offload, stop=stop, limits=limits)
+            runner = Runner(
+                stage.plan, room=room, agents=stage.agents(engine, room), progress=stagehand, offload=offload, stop=stop, limits=limits
+            )
             async with reporter.showing():
                 stage.records = await runner.run()
         finally:
@@ -250,6 +244,12 @@ def _cap(stage: Stage, stop: StopRequest, seconds_cap: float) -> list[asyncio.Ti
 
 def _is_done(record: TaskRecord | None) -> bool:
     return record is not None and record.outcome is Outcome.DONE
+
+
+def kill_scripted(pid: int) -> None:
+    """Kill a CLI that we started; it named itself in our directory, and it must still be what it was."""
+    if _is_scripted(pid):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _is_scripted(pid: int) -> bool:

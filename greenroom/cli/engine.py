@@ -80,14 +80,8 @@ _MODES = {"bypass": NativeMode.BYPASS, "workspace-write": NativeMode.WORKSPACE_W
 _APPROVALS = {"deny": ApprovalPolicy.DENY, "fail-turn": ApprovalPolicy.FAIL_TURN}
 
 
-def open_room(*, max_starting: int) -> Any:
-    """Open a room."""
-    return importlib.import_module("greenroom").Greenroom(max_starting=max_starting)
-
-
-def claude_transport(binary: Path, env: dict[str, str] | None = None) -> Any:
-    """Return the transport that starts the executable `binary`."""
-    return importlib.import_module("greenroom").ClaudeStreamTransport(binary=binary, env=env)
+def _library() -> Any:
+    return importlib.import_module("greenroom")
 
 
 class Engine:
@@ -95,12 +89,22 @@ class Engine:
 
     def open_room(self, *, max_starting: int) -> RoomPort:
         """Open a room; may block for a moment."""
-        room: RoomPort = open_room(max_starting=max_starting)
+        room: RoomPort = _library().Greenroom(max_starting=max_starting)
         return room
 
-    def agents(self, room: RoomPort, *, claude_binary: Path | None) -> Callable[[AgentSettings], AgentPort]:
+    def agents(self, room: Any, *, claude_binary: Path | None) -> Callable[[AgentSettings], AgentPort]:
         """Return what makes the agents of `room`."""
         return Agents(room, claude_binary=claude_binary)
+
+    def scripted_agent(self, room: Any, binary: Path, *, env: dict[str, str], retry_delays_s: tuple[float, ...]) -> AgentPort:
+        """Return an agent whose CLI is the executable `binary`, in exactly this environment."""
+        agent: AgentPort = room.agent(
+            _library().ClaudeStreamTransport(binary=binary, env=env),
+            permissions=NativePermissions.bypass(),
+            approvals=ApprovalPolicy.DENY,
+            retry=_library().RetryPolicy(delays=retry_delays_s),
+        )
+        return agent
 
 
 class Agents:
@@ -127,7 +131,7 @@ class Agents:
         }
         agent: AgentPort
         if self._claude_binary is not None:  # a ready transport has its own environment
-            agent = self._room.agent(claude_transport(self._claude_binary, env), **options)
+            agent = self._room.agent(_library().ClaudeStreamTransport(binary=self._claude_binary, env=env), **options)
         else:
             agent = self._room.agent(settings.provider, env=env, **options)
         return agent

@@ -51,7 +51,7 @@ class State(enum.Enum):
 ACTIVE = frozenset({State.STARTING, State.RUNNING, State.RETRY_WAIT, State.RESTARTING})
 BAD = frozenset({State.FAILED, State.INTERRUPTED, State.CANCELLED})
 _ENDED = {outcome: State(outcome.value.replace("_", " ")) for outcome in Outcome}
-_OUR_WAITS = frozenset({"wait", "waiting", WaitReason.RETRY.value})
+_OUR_WAITS = frozenset({"wait", "waiting", "retry wait", WaitReason.RETRY.value})
 _TOOL_KEYS = ("command", "file_path", "path", "pattern", "url", "description")
 
 

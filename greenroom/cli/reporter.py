@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -21,6 +23,16 @@ from greenroom.cli.view import render
 from greenroom.events import AgentEvent, SessionEvent
 
 _REFRESH_S = 0.125
+
+
+class Screen(Console):
+    """A console whose reader may go away (`greenroom run … | head`): rich's own would end the process then."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more, here or by `print`."""
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
 
 
 class Reporter:
@@ -83,8 +95,8 @@ class Reporter:
         if change is None or self._table or self._gone:
             return
         passed = time.monotonic() - self.board.started_s
-        line = f"{passed:8.1f}s  {change.key}  {change.text}" if change.key else f"{passed:8.1f}s  {change.text}"
+        line = one_line(f"{change.key} {change.text}")
         try:
-            self._console.print(Text(one_line(line)), soft_wrap=True)
+            self._console.print(Text(f"{passed:8.1f}s  {line}"), soft_wrap=True)
         except OSError:
             self._gone = True

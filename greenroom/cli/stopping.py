@@ -27,12 +27,16 @@ class StopRequest:
 
 @contextlib.contextmanager
 def signals_to(ask: Callable[[], None]) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into calls of `ask` on the running loop, for the length of the block."""
+    """Turn Ctrl-C, SIGTERM and a hangup into calls of `ask` on the running loop, for the length of the block.
+
+    A signal that the parent had us ignore (`nohup`, a job in the background) stays ignored.
+    """
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    heeded = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heeded:
         loop.add_signal_handler(number, ask)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in heeded:
             loop.remove_signal_handler(number)

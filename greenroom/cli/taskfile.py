@@ -190,7 +190,7 @@ def _open_string(line: str, closing: str) -> str:
 
 
 def _closed_at(line: str, closing: str, place: int) -> int:
-    skip = r"(?:\\.|.)*?" if closing == '"""' else r".*?"
+    skip = r"(?:\\.|[^\\])*?" if closing == '"""' else r".*?"
     # Up to two quotes may stand directly before the closing three.
     found = re.compile(rf"{skip}{closing}{closing[0]}{{0,2}}").match(line, place)
     return found.end() if found else -1

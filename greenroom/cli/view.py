@@ -76,7 +76,7 @@ def _rank(row: Row) -> int:
 
 
 def _header(board: Board, width: int, now_s: float) -> tuple[Text, Text]:
-    first = f"{board.title}  {short_time(now_s - board.started_s)}" + (f"  {board.note}" if board.note else "")
+    first = " · ".join(part for part in (board.title, short_time(now_s - board.started_s), board.note) if part)
     return Text(fit(first, width), style="bold", no_wrap=True), Text(fit(totals(board), width), no_wrap=True)
 
 
