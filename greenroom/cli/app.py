@@ -87,11 +87,8 @@ Exit status: 0 all tasks are done, 1 some are not, 2 bad input (nothing was star
 """
 
 
-def main() -> NoReturn:
+def run_command() -> NoReturn:
     """Run the command and exit with its status."""
-    if sys.platform == "win32":
-        _complain("Windows is not supported", "use WSL 2")
-        raise SystemExit(_BAD_INPUT)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # in a C locale an answer must not end the run
@@ -272,9 +269,9 @@ def _doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
     claude_binary: Annotated[Path | None, typer.Option(help="The claude executable, if not the one on PATH.")] = None,
 ) -> None:
-    """Check whether agents can run on this machine: the CLI and its version, the credential in use, the sandbox.
+    """Check whether agents can run on this machine.
 
-    Nothing is changed, and no credential is shown. Exit status: 0, or 1 if a check failed.
+    Looks at the CLI and its version, the credential in use, and the sandbox. Nothing is changed, and no credential is shown. Exit status: 0, or 1 if a check failed.
     """
     checks = doctor_command.examine(doctor_command.Surroundings(), claude_binary=claude_binary)
     if as_json:
@@ -292,9 +289,9 @@ def _demo(
     seconds_cap: Annotated[float, typer.Option(min=1, help="Give up after this many seconds.")] = 20,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live table.")] = False,
 ) -> None:
-    """Show it without an account: sessions in parallel over scripted CLIs, which are real processes.
+    """Show it without an account, in seconds.
 
-    One turn is steered, one interrupted, one retries an overload, and one process is killed and comes back.
+    Runs sessions in parallel over scripted CLIs, which are real processes. One turn is steered, one interrupted, one retries an overload, and one process is killed and comes back.
     Exit status: 0, or 1 if something did not happen as it should.
     """
     engine = context.obj or Engine()

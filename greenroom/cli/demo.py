@@ -33,7 +33,7 @@ from greenroom.events import AgentEvent, SessionEvent, SteerConsumed, ToolCall
 
 STEERED, INTERRUPTED, OVERLOADED, KILLED = "steered", "interrupted", "overloaded", "killed"
 _STEER = "Use the cache instead."
-_RETRY_DELAYS_S = (1.0, 2.0)
+_RETRY_DELAYS_S = (2.0, 2.0)
 _GONE_WITHIN_S = 2.0
 _INTERRUPTED_STATUS = 130
 
@@ -42,11 +42,11 @@ _SPECIAL = {
     STEERED: "THINK The upload looks slow.\nSAY I will rewrite the upload.\nAWAIT_STEER\nSAY Right: the cache it is.",
     INTERRUPTED: "SAY I will read every file on this disk.\nTOOL_SLEEP 60 read\nSAY Read them all.",
     OVERLOADED: "SAY Checking the types.\nAPI_ERROR 529 overloaded_error Overloaded 1\nSAY The types are fine.",
-    KILLED: 'SAY Building.\nTOOL Bash {"command":"make"} -> built\nTOOL_SLEEP 3 tested\nSAY Built and tested.',
+    KILLED: 'SAY Building.\nTOOL Bash {"command":"make"} -> built\nTOOL_SLEEP 6 tested\nSAY Built and tested.',
 }
 _ORDINARY = (
     'SAY Looking at the failing test.\nTOOL Bash {{"command":"pytest -x"}} -> 1 failed\nSLEEP {pause}\nSAY Fixed it.',
-    'THINK Which callers are there?\nTOOL Grep {{"pattern":"def load"}} -> 7 files\nSLOW 12 0.15 renaming \nSAY Renamed.',
+    'THINK Which callers are there?\nTOOL Grep {{"pattern":"def load"}} -> 7 files\nSLOW 16 0.2 renaming \nSAY Renamed.',
     'TOOL Read {{"file_path":"README.md"}} -> 80 lines\nSLEEP {pause}\nTOOL Bash {{"command":"ruff check"}} -> clean\nSAY Documented.',
 )
 
@@ -68,7 +68,7 @@ def run_demo(engine: Engine, *, sessions: int, seconds_cap: float, plain: bool) 
 def make_tasks(folder: Path, sessions: int) -> tuple[Task, ...]:
     """Return what the sessions play, each in a directory of its own under `folder`."""
     names = [*_SPECIAL, *(f"worker-{number}" for number in range(1, sessions - len(_SPECIAL) + 1))]
-    prompts = [*_SPECIAL.values(), *(_ORDINARY[place % 3].format(pause=1 + place % 4 * 0.5) for place in range(sessions - len(_SPECIAL)))]
+    prompts = [*_SPECIAL.values(), *(_ORDINARY[place % 3].format(pause=2 + place % 4) for place in range(sessions - len(_SPECIAL)))]
     return tuple(
         Task(id=name, prompt=prompt, settings=_settings(folder / "work" / name)) for name, prompt in zip(names, prompts, strict=True)
     )
@@ -81,8 +81,11 @@ def _settings(cwd: Path) -> AgentSettings:
 class Stage:
     """One play: the directory, the scripted CLI in it, the sessions, and what was seen. `agents` of the runner, `progress` beside."""
 
-    def __init__(self, folder: Path, sessions: int, *, scripted: Any = None, kill: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, folder: Path, sessions: int, *, scripted: Any = None, kill: Callable[[int], None] | None = None, cue_delay_s: float = 1.5
+    ) -> None:
         self.kill = kill or kill_scripted
+        self.cue_delay_s = cue_delay_s
         self.tasks = make_tasks(folder, sessions)
         self.plan = make_plan("demo", self.tasks)
         self.state = folder / "state"
@@ -190,7 +193,7 @@ class Stagehand:
         self._reporter.note(text)
 
     async def _act(self, key: str) -> None:
-        await asyncio.sleep(0.5)  # so that somebody who watches sees the session at work first
+        await asyncio.sleep(self._stage.cue_delay_s)  # so that somebody who watches sees the session at work first
         try:
             await self._offload(Lane.OPEN, self._acts[key])
         except (GreenroomError, OSError) as error:

@@ -326,7 +326,7 @@ class Runner:
     async def _stop_in_order(self) -> None:
         self._halted = _STOPPED
         live = [held for held in self._held.values() if held.live is not None]
-        self._progress.note(f"stopping: {len(live)} running turns are being interrupted; Ctrl-C again to force")
+        self._progress.note(f"interrupting {len(live)} running turns; Ctrl-C again to force")
         for held in live:
             with contextlib.suppress(GreenroomError):  # it ended in the meantime
                 held.session.interrupt(held.live)

@@ -39,11 +39,11 @@ def render(board: Board, *, width: int, height: int, now_s: float) -> Renderable
 
 
 def totals(board: Board) -> str:
-    """Return the line of totals: how many rows are in which state, tokens, cost."""
+    """Return the line of totals: cost, tokens, and how many rows are in which state."""
     counts = " · ".join(f"{count} {state.value}" for state, count in board.counts().items())
     tokens = sum(row.tokens for row in board.rows.values())
     cost = sum(row.cost_usd for row in board.rows.values())
-    return f"{counts} · {short_count(tokens)} tokens · ${cost:.2f}"
+    return f"${cost:.2f} · {short_count(tokens)} tokens · {counts}"
 
 
 def short_count(count: int) -> str:

@@ -39,7 +39,7 @@ def test_all_well(folder):
     assert engine.opened == [3]
     assert engine.room.deadlines == [10.0]
     assert "a started" in result.stdout
-    assert result.stdout.splitlines()[-1] == "3 done · 45 tokens · $0.03"
+    assert result.stdout.splitlines()[-1] == "$0.03 · 45 tokens · 3 done"
 
 
 def test_run_again_does_only_what_is_not_done(folder):

@@ -118,7 +118,7 @@ class Engine:
 
 def perform(tmp_path, *, inert=(), cap=20.0, shown=1, sessions=12):
     engine, scripted = Engine(inert=set(inert)), Scripted(shown=shown)
-    stage = scripted.stage = Stage(tmp_path, sessions, scripted=scripted, kill=engine.kill)
+    stage = scripted.stage = Stage(tmp_path, sessions, scripted=scripted, kill=engine.kill, cue_delay_s=0.01)
     out = io.StringIO()
     status = asyncio.run(play(stage, engine, Screen(file=out), seconds_cap=cap, plain=True))
     return engine, stage, status, out.getvalue()

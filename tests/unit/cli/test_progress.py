@@ -82,7 +82,7 @@ def test_two_hundred_tasks_show_the_running_ones_first_and_then_counts():
     board.ended(TaskRecord(id="task-9", session="s", outcome=Outcome.FAILED, error={"message": "boom"}), 5.0)
     lines = drawn(board, 80, 24, now_s=200.0)
     assert lines[0].startswith("greenroom run · 3m20")
-    assert lines[1] == "196 queued · 3 starting · 1 failed · 0 tokens · $0.00"
+    assert lines[1] == "$0.00 · 0 tokens · 196 queued · 3 starting · 1 failed"
     assert [line.split()[0] for line in lines[2:7]] == ["id", "task-7", "task-60", "task-150", "task-9"]
     assert lines[-1] == "… and 181 more: 181 queued"
     assert "boom" in lines[6]
