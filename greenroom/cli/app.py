@@ -271,7 +271,8 @@ def _doctor(
 ) -> None:
     """Check whether agents can run on this machine.
 
-    Looks at the CLI and its version, the credential in use, and the sandbox. Nothing is changed, and no credential is shown. Exit status: 0, or 1 if a check failed.
+    Looks at the CLI and its version, the credential in use, and the sandbox.
+    Nothing is changed, and no credential is shown. Exit status: 0, or 1 if a check failed.
     """
     checks = doctor_command.examine(doctor_command.Surroundings(), claude_binary=claude_binary)
     if as_json:
@@ -291,7 +292,8 @@ def _demo(
 ) -> None:
     """Show it without an account, in seconds.
 
-    Runs sessions in parallel over scripted CLIs, which are real processes. One turn is steered, one interrupted, one retries an overload, and one process is killed and comes back.
+    Runs sessions in parallel over scripted CLIs, which are real processes.
+    One turn is steered, one interrupted, one retries an overload, and one process is killed and comes back.
     Exit status: 0, or 1 if something did not happen as it should.
     """
     engine = context.obj or Engine()

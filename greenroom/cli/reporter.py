@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -23,6 +24,7 @@ from greenroom.cli.view import render
 from greenroom.events import AgentEvent, SessionEvent
 
 _REFRESH_S = 0.125
+_UNSHOWABLE = (OSError, ValueError)  # gone, closed, or an encoding that lacks the character
 
 
 class Screen(Console):
@@ -69,13 +71,17 @@ class Reporter:
         if not self._table:
             yield
             return
-        with Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as self._live:
-            ticker = asyncio.ensure_future(self._tick())
-            try:
-                yield
-            finally:
-                ticker.cancel()
-                self._draw()
+        live = self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+        self._safely(live.start)
+        started = not self._gone
+        ticker = asyncio.ensure_future(self._tick())
+        try:
+            yield
+        finally:
+            ticker.cancel()
+            self._draw()
+            if started:  # rich undoes what it did not do
+                self._safely(live.stop)
 
     async def _tick(self) -> None:
         while not self._gone:
@@ -86,17 +92,18 @@ class Reporter:
         if self._live is None or self._gone:
             return
         width, height = self._console.size
-        try:
-            self._live.update(render(self.board, width=width, height=height, now_s=time.monotonic()), refresh=True)
-        except OSError:
-            self._gone = True
+        picture = render(self.board, width=width, height=height, now_s=time.monotonic())
+        self._safely(self._live.update, picture, refresh=True)
 
     def _say(self, change: Change | None) -> None:
         if change is None or self._table or self._gone:
             return
         passed = time.monotonic() - self.board.started_s
         line = one_line(f"{change.key} {change.text}")
+        self._safely(self._console.print, Text(f"{passed:8.1f}s  {line}"), soft_wrap=True)
+
+    def _safely(self, show: Callable[..., None], *args: Any, **options: Any) -> None:
         try:
-            self._console.print(Text(f"{passed:8.1f}s  {line}"), soft_wrap=True)
-        except OSError:
-            self._gone = True
+            show(*args, **options)
+        except _UNSHOWABLE:
+            self._gone = self._console.quiet = True

@@ -134,17 +134,22 @@ class Runner:
             if not self._running:
                 return
             ended, _ = await asyncio.wait({*self._running, *signals}, return_when=asyncio.FIRST_COMPLETED)
-            for future in ended:
+            for future in sorted(ended, key=lambda future: future not in signals):
                 if future in signals:
                     await signals.pop(future)()
                 elif (task := self._running.pop(future, None)) is not None:
                     await self._ended(task, future.result())
 
+    @property
+    def _ending(self) -> bool:
+        """Whether no further task begins. A stop holds from the moment it is asked for, not from when the loop gets to it."""
+        return self._halted is not None or self._stop.asked
+
     # --- which task goes next ----------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         self._check_budget()
-        while self._halted is None and len(self._running) < self._limits.parallel:
+        while not self._ending and len(self._running) < self._limits.parallel:
             task = self._next_ready()
             if task is None:
                 return
@@ -280,7 +285,7 @@ class Runner:
     def _is_bad(self, record: TaskRecord) -> bool:
         if record.outcome in {Outcome.FAILED, Outcome.SKIPPED}:
             return True
-        return record.outcome is not Outcome.DONE and self._halted is None
+        return record.outcome is not Outcome.DONE and not self._ending
 
     def _part_idle_sessions(self) -> None:
         """End sessions that have no task left, and take the process from those whose next task has to wait."""

@@ -164,17 +164,21 @@ def test_lines_are_printed_where_there_is_no_terminal():
     ]
 
 
-class BrokenPipe(io.StringIO):
+class BrokenScreen(io.StringIO):
     def write(self, text):
-        raise BrokenPipeError
+        raise self.error
 
     def isatty(self):
         return self.terminal
 
 
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), OSError(5, "gone"), ValueError("closed"), UnicodeEncodeError("ascii", "x", 0, 1, "no")]
+)
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_screen_that_is_gone_ends_the_showing_and_not_the_run(terminal):
-    out = BrokenPipe()
+def test_a_screen_that_is_gone_ends_the_showing_and_not_the_run(terminal, error):
+    out = BrokenScreen()
+    out.error = error
     out.terminal = terminal
     reporter = Reporter(Board([("a", "a")]), Screen(file=out, force_terminal=terminal))
 

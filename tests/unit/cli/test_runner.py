@@ -37,6 +37,7 @@ class Play:
     def __init__(self, tasks, *, scripts=None, parallel=8, max_cost_usd=None, done=None, log=None, room=None):
         self.room = room or FakeRoom(scripts=scripts or {})
         self.watcher = Watcher()
+        self.rounds = 50
         self.stop = StopRequest()
         self.runner = Runner(
             make_plan("tasks", tuple(tasks)),
@@ -62,7 +63,7 @@ class Play:
         return {name: record.outcome.value for name, record in self.records.items()}
 
     async def settled(self):
-        for _ in range(50):
+        for _ in range(self.rounds):
             await asyncio.sleep(0)
 
     @property
@@ -81,19 +82,21 @@ def plans(draw):
     return tasks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     tasks=plans(),
     parallel=st.integers(1, 4),
     steps=st.lists(st.integers(0, 6), min_size=9, max_size=9),
     bad=st.sets(st.integers(0, 8), max_size=3),
-    stop_after=st.none() | st.integers(1, 3),
+    stops=st.integers(0, 2),
+    rounds=st.integers(0, 40),
 )
-def test_any_plan_keeps_its_order_its_bound_and_gives_each_task_one_outcome(tasks, parallel, steps, bad, stop_after):
+def test_any_plan_keeps_its_order_its_bound_and_gives_each_task_one_outcome(tasks, parallel, steps, bad, stops, rounds):
     failure = TurnFailedError(FailureKind.OTHER, "no")
     scripts = {f"t{n}": Script(steps=steps[n], error=failure if n in bad else None) for n in range(9)}
     play = Play(tasks, scripts=scripts, parallel=parallel)
-    outcomes = play.run(*([play.stop.ask] * (1 if stop_after else 0)))
+    play.rounds = rounds
+    outcomes = play.run(*[play.stop.ask] * stops)
     assert sorted(outcomes) == sorted(one.id for one in tasks)
     assert sorted(record.id for record in play.watcher.records) == sorted(outcomes)
     assert play.room.most_at_once <= parallel
