@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,19 +109,21 @@ class Engine:
 
 
 class Agents:
-    """Makes the agents that tasks ask for, each once. Called on one thread at a time."""
+    """Makes the agents that tasks ask for, each once. Any thread; making one may block for as long as the binary takes to answer."""
 
     def __init__(self, room: Any, *, claude_binary: Path | None = None) -> None:
         self._room = room
         self._claude_binary = claude_binary
         self._made: dict[AgentSettings, AgentPort] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, settings: AgentSettings) -> AgentPort:
         """Return the agent for these settings, whatever their working directory."""
         key = attrs.evolve(settings, cwd=Path())
-        if key not in self._made:
-            self._made[key] = self._make(settings)
-        return self._made[key]
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._make(settings)
+            return self._made[key]
 
     def _make(self, settings: AgentSettings) -> AgentPort:
         env = {**os.environ, **dict(settings.env)} if settings.env else None

@@ -91,7 +91,7 @@ def plans(draw):
     stops=st.integers(0, 2),
     rounds=st.integers(0, 40),
 )
-def test_any_plan_keeps_its_order_its_bound_and_gives_each_task_one_outcome(tasks, parallel, steps, bad, stops, rounds):
+def test_any_plan_keeps_its_order_its_bound_and_gives_each_task_one_outcome(*, tasks, parallel, steps, bad, stops, rounds):
     failure = TurnFailedError(FailureKind.OTHER, "no")
     scripts = {f"t{n}": Script(steps=steps[n], error=failure if n in bad else None) for n in range(9)}
     play = Play(tasks, scripts=scripts, parallel=parallel)
