@@ -1,0 +1,140 @@
+"""The front door as the command uses it, and the one place that opens it. Decides how words of a task file map to the library's values.
+
+The library is imported late: `--help` and bad input need no engine, and tests put fakes behind the same ports.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from greenroom.cli.tasks import AgentSettings
+from greenroom.events import AgentEvent, SessionEvent
+from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, ProviderUsage, Turn, TurnRequest
+
+
+class TicketPort(Protocol):
+    """A named turn."""
+
+    @property
+    def turn_id(self) -> str:
+        """Its name."""
+        ...
+
+
+class SessionPort(Protocol):
+    """A session as the command uses it."""
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Where the next turn continues."""
+        ...
+
+    @property
+    def spent(self) -> ProviderUsage | None:
+        """What the session has consumed so far."""
+        ...
+
+    def prepare_turn(self, request: TurnRequest) -> Any:
+        """Name a turn; may block for a moment. Returns a ticket."""
+        ...
+
+    async def arun(self, ticket: Any, *, on_event: Callable[[AgentEvent | SessionEvent], None] | None = None) -> Turn:
+        """Run it, with events in the caller's loop."""
+        ...
+
+    def interrupt(self, ticket: Any = None) -> None:
+        """End the turn; never waits."""
+
+    def steer(self, text: str) -> None:
+        """Send text into the running turn; may block for a moment."""
+
+    def release(self) -> None:
+        """Give up the live process and keep the conversation."""
+
+    def close(self) -> None:
+        """End the session; may block for seconds."""
+
+
+class AgentPort(Protocol):
+    """An agent as the command uses it."""
+
+    def session(self, cwd: Path, *, resume_id: str | None = None) -> SessionPort:
+        """Open a session."""
+        ...
+
+
+class RoomPort(Protocol):
+    """A room as the command uses it."""
+
+    def close(self, deadline_s: float = 10) -> None:
+        """End everything; blocks for at most about `deadline_s`."""
+
+
+_MODES = {"bypass": NativeMode.BYPASS, "workspace-write": NativeMode.WORKSPACE_WRITE}
+_APPROVALS = {"deny": ApprovalPolicy.DENY, "fail-turn": ApprovalPolicy.FAIL_TURN}
+
+
+def _library() -> Any:
+    return importlib.import_module("greenroom")
+
+
+class Engine:
+    """The real engine. Tests hand another one to the command."""
+
+    def open_room(self, *, max_starting: int) -> RoomPort:
+        """Open a room; may block for a moment."""
+        room: RoomPort = _library().Greenroom(max_starting=max_starting)
+        return room
+
+    def agents(self, room: Any, *, claude_binary: Path | None) -> Callable[[AgentSettings], AgentPort]:
+        """Return what makes the agents of `room`."""
+        return Agents(room, claude_binary=claude_binary)
+
+    def scripted_agent(self, room: Any, binary: Path, *, env: dict[str, str], retry_delays_s: tuple[float, ...]) -> AgentPort:
+        """Return an agent whose CLI is the executable `binary`, in exactly this environment."""
+        agent: AgentPort = room.agent(
+            _library().ClaudeStreamTransport(binary=binary, env=env),
+            permissions=NativePermissions.bypass(),
+            approvals=ApprovalPolicy.DENY,
+            retry=_library().RetryPolicy(delays=retry_delays_s),
+        )
+        return agent
+
+
+class Agents:
+    """Makes the agents that tasks ask for, each once. Any thread; making one may block for as long as the binary takes to answer."""
+
+    def __init__(self, room: Any, *, claude_binary: Path | None = None) -> None:
+        self._room = room
+        self._claude_binary = claude_binary
+        self._made: dict[AgentSettings, AgentPort] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, settings: AgentSettings) -> AgentPort:
+        """Return the agent for these settings, whatever their working directory."""
+        key = attrs.evolve(settings, cwd=Path())
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._make(settings)
+            return self._made[key]
+
+    def _make(self, settings: AgentSettings) -> AgentPort:
+        env = {**os.environ, **dict(settings.env)} if settings.env else None
+        options: dict[str, Any] = {
+            "permissions": NativePermissions(_MODES[settings.permissions]),
+            "approvals": _APPROVALS[settings.approvals],
+            "model": settings.model,
+        }
+        agent: AgentPort
+        if self._claude_binary is not None:  # a ready transport has its own environment
+            agent = self._room.agent(_library().ClaudeStreamTransport(binary=self._claude_binary, env=env), **options)
+        else:
+            agent = self._room.agent(settings.provider, env=env, **options)
+        return agent

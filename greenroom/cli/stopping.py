@@ -1,0 +1,42 @@
+"""How a run is told to stop: in order first, then by force. Runs on the loop's thread; the signals end here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+
+class StopRequest:
+    """Counts the asks: the first stops the run in order, the second by force."""
+
+    def __init__(self) -> None:
+        self.in_order = asyncio.Event()
+        self.by_force = asyncio.Event()
+
+    def ask(self) -> None:
+        """Ask to stop; asked again, by force."""
+        (self.by_force if self.in_order.is_set() else self.in_order).set()
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run is to stop, in whatever way."""
+        return self.in_order.is_set()
+
+
+@contextlib.contextmanager
+def signals_to(ask: Callable[[], None]) -> Iterator[None]:
+    """Turn Ctrl-C, SIGTERM and a hangup into calls of `ask` on the running loop, for the length of the block.
+
+    A signal that the parent had us ignore (`nohup`, a job in the background) stays ignored.
+    """
+    loop = asyncio.get_running_loop()
+    heeded = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in heeded:
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            loop.remove_signal_handler(number)

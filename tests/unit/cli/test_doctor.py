@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from greenroom.cli.doctor import Status, Surroundings, as_json, as_lines, examine, exit_status
+from greenroom.errors import CliCheckError, CliNotFoundError
+
+LOGIN = {"claudeAiOauth": {"accessToken": "secret-token", "expiresAt": 1}}
+
+
+def here(tmp_path, **changes):
+    fine = {
+        "env": {"ANTHROPIC_API_KEY": "secret-key"},
+        "home": tmp_path,
+        "system": "Linux",
+        "machine": "x86_64",
+        "python": (3, 12, 1),
+        "uid": 1000,
+        "which": lambda name: f"/usr/bin/{name}",
+        "find": lambda wanted: str(wanted or "/opt/claude"),
+        "version_of": lambda binary: "2.1.332",
+    }
+    return Surroundings(**{**fine, **changes})
+
+
+def raising(error):
+    def call(argument):
+        raise error
+
+    return call
+
+
+def named(checks, name):
+    return next((check for check in checks if check.name == name), None)
+
+
+def test_a_machine_that_is_ready(tmp_path):
+    checks = examine(here(tmp_path))
+    assert {check.status for check in checks} == {Status.OK}
+    assert exit_status(checks) == 0
+    assert named(checks, "claude").detail == "/opt/claude"
+    assert json.loads(as_json(checks))["ok"] is True
+
+
+CASES = {
+    "no binary": ({"find": raising(CliNotFoundError("claude", hint="get it"))}, "claude", "fail", "not found on PATH"),
+    "too old": ({"version_of": raising(CliCheckError("/c", "found 2.0.1"))}, "claude version", "fail", "found 2.0.1"),
+    "windows": ({"system": "Windows"}, "platform", "fail", "not supported"),
+    "mac": ({"system": "Darwin"}, "platform", "warn", "best effort"),
+    "old python": ({"python": (3, 10, 0)}, "python", "fail", "3.10.0"),
+    "no credential": ({"env": {}}, "credential", "fail", "none in the environment"),
+    "no credential to see on a mac": ({"env": {}, "system": "Darwin"}, "credential", "warn", "keychain"),
+    "empty key": ({"env": {"ANTHROPIC_API_KEY": ""}}, "credential", "fail", "none"),
+    "key and token": (
+        {"env": {"ANTHROPIC_API_KEY": "x", "ANTHROPIC_AUTH_TOKEN": "y"}},
+        "who pays",
+        "warn",
+        "AUTH_TOKEN overrides ANTHROPIC_API_KEY",
+    ),
+    "cloud": ({"env": {"CLAUDE_CODE_USE_BEDROCK": "1"}}, "credential", "ok", "Amazon Bedrock"),
+    "no sandbox": ({"which": lambda name: None if name == "socat" else name}, "sandbox", "warn", "socat not found"),
+    "root": ({"uid": 0}, "user", "warn", "refuses"),
+    "root in a sandbox": ({"uid": 0, "env": {"IS_SANDBOX": "1"}}, "user", "ok", "IS_SANDBOX=1"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_it_says_about_other_machines(name, tmp_path):
+    changes, which, status, words = CASES[name]
+    checks = examine(here(tmp_path, **changes))
+    check = named(checks, which)
+    assert check.status.value == status
+    assert words in check.detail
+    assert check.status is Status.OK or check.hint or which == "claude version"
+    assert exit_status(checks) == (1 if any(one.status is Status.FAIL for one in checks) else 0)
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_key_that_overrides_a_login_is_named_and_neither_is_shown(elsewhere, tmp_path):
+    folder = tmp_path / ("elsewhere" if elsewhere else ".claude")
+    folder.mkdir()
+    (folder / ".credentials.json").write_text(json.dumps(LOGIN))
+    env = {"ANTHROPIC_API_KEY": "secret-key", **({"CLAUDE_CONFIG_DIR": str(folder)} if elsewhere else {})}
+    checks = examine(here(tmp_path, env=env))
+    assert named(checks, "credential").detail == "ANTHROPIC_API_KEY is used"
+    assert named(checks, "who pays").detail == f"ANTHROPIC_API_KEY overrides the login in {folder}/.credentials.json"
+    shown = as_json(checks) + "".join(as_lines(checks))
+    assert "secret" not in shown
+    del env["ANTHROPIC_API_KEY"]
+    assert "the login in" in named(examine(here(tmp_path, env=env)), "credential").detail
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"claudeAiOauth": null}', '{"claudeAiOauth": {"accessToken": ""}}'])
+def test_a_credential_file_without_a_login_is_none(content, tmp_path):
+    (tmp_path / ".claude").mkdir()
+    (tmp_path / ".claude" / ".credentials.json").write_text(content)
+    assert named(examine(here(tmp_path, env={})), "credential").status is Status.FAIL
+
+
+def test_lines_name_the_check_and_its_hint(tmp_path):
+    lines = list(as_lines(examine(here(tmp_path, env={}))))
+    at = lines.index(f"fail  credential: none in the environment or in {tmp_path}/.claude")
+    assert lines[at + 1].startswith("      hint: run `claude` once")
