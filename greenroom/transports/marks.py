@@ -340,9 +340,9 @@ def _is_alive(found: Found) -> bool:
 class Sweep:
     """Ends everything that carries one of `marks` (or begins with one that ends in a slash), and all that came of it.
 
-    The owner calls `round` with SIGTERM, later with SIGKILL, and waits some 50 ms in between, until `done` or `given_up`. `sids` are sessions seen
-    under the mark before, with the time (`Snapshot.sids_of`); what the rounds see themselves is added. `protected_sids` are left
-    alone beside those of this process. `unended` is for a ReapError.
+    The owner calls `round` with SIGTERM, later with SIGKILL, and waits some 50 ms in between, until `done` or `given_up`. `sids` are
+    sessions seen under the mark before, with the time (`Snapshot.sids_of`); what the rounds see themselves is added, and so are
+    children of what is found. `protected_sids` are left alone beside those of this process. `unended` is for a ReapError.
     """
 
     def __init__(
@@ -402,7 +402,7 @@ class Sweep:
         roots = _unique(marked, snapshot.in_sessions(self._open_sids()), snapshot.alive(self._known))
         found = _unique(roots, snapshot.descendants(roots))
         # What has a cleared environment *and* a session of its own is only known while its parent lives: remember it.
-        self._known = {(one.pid, one.start_time) for one in found}
+        self._known |= {(one.pid, one.start_time) for one in found}
         self.sids.update(snapshot.sids_of(found))
         return found
 
