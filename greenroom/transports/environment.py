@@ -7,14 +7,22 @@ from collections.abc import Collection, Mapping
 
 from greenroom.transports.marks import VARIABLE, append_mark, split_marks
 
-#: Set by a CLI for the tools it runs. A CLI that finds them takes itself for a part of that session, or goes on with its cut turn.
+#: Set by a CLI for the tools it runs (seen in a Bash tool of Claude Code 2.1.332, and in Codex 0.171), or for one restart of it.
+#: A CLI that finds them takes itself for a part of that session, talks to its socket, or goes on with its cut turn.
 PARENT_MARKERS = frozenset(
     {
         "CLAUDECODE",
         "CLAUDE_CODE_ENTRYPOINT",
         "CLAUDE_CODE_SSE_PORT",
         "CLAUDE_CODE_SESSION_ID",
+        "CLAUDE_CODE_SESSION_ATTENDED",
         "CLAUDE_CODE_CHILD_SESSION",
+        "CLAUDE_CODE_CHILD_NOTES_DIR",
+        "CLAUDE_CODE_MESSAGING_SOCKET",
+        "CLAUDE_CODE_MESSAGING_TOKEN",
+        "CLAUDE_CODE_EXECPATH",
+        "CLAUDE_PID",
+        "CLAUDE_EFFORT",
         "CLAUDE_CODE_RESUME_INTERRUPTED_TURN",
         "CLAUDE_CODE_RESUME_SHOWS_CUT_OFF_CALLS",
         "CLAUDE_CODE_RESUME_PROMPT",

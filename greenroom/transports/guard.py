@@ -17,10 +17,12 @@ from typing import Any
 
 from greenroom.ids import new_nonce
 from greenroom.transports.base import ProcessExit
+from greenroom.transports.binaries import find_binary
 from greenroom.transports.marks import scan
 from greenroom.transports.pipes import WriteBuffer
 from greenroom.transports.process import LocalProcess, spawn
 
+MAX_SIDS = 10_000
 _SCRIPT = pathlib.Path(__file__).with_name("guard_script.py")
 # The guard needs psutil where there is no /proc, and for that the installed packages.
 _FLAGS = ("-I", "-S") if sys.platform == "linux" else ("-I",)
@@ -51,17 +53,17 @@ class Guard:
         """Start a guard for everything whose mark begins with one of `prefixes`. Blocks for a fork and exec.
 
         `sids` are sessions seen under these marks (`Snapshot.sids_of`). `python` is the interpreter (default: the running one).
-        Raises OSError.
+        Raises CliNotFoundError when the interpreter is gone, OSError when the machine refuses.
         """
         ours = tuple(prefixes)
-        program = python or sys.executable
+        program = find_binary(python or sys.executable)
         protected = ",".join(str(sid) for sid in sorted(scan().safe_sids))
-        argv = (program, *_FLAGS, str(_SCRIPT), str(os.getpid()), protected, *ours)
+        argv = (str(program), *_FLAGS, str(_SCRIPT), str(os.getpid()), protected, *ours)
         reading, writing = os.pipe()
         try:
             os.set_blocking(writing, False)
             # "/": it must not keep a directory busy.
-            pid = spawn(pathlib.Path(program), argv, pathlib.Path("/"), os.environ, (reading, subprocess.DEVNULL, subprocess.DEVNULL))
+            pid = spawn(program, argv, pathlib.Path("/"), os.environ, (reading, subprocess.DEVNULL, subprocess.DEVNULL))
         except BaseException:
             os.close(writing)
             raise
@@ -70,7 +72,7 @@ class Guard:
         return cls(LocalProcess(pid, argv, None, (writing, None, None)), ours, sids or {})
 
     def restart(self) -> Guard:
-        """Start another one that knows what this one, which is dead, knew. Blocks for a fork and exec. Raises OSError."""
+        """Start another one that knows what this one, which is dead, knew. Blocks and raises like `start`."""
         self.abandon()
         return Guard.start(self.prefixes, sids=self.sids, python=self._process.argv[0])
 
@@ -92,6 +94,8 @@ class Guard:
         """Tell it of sessions seen under the marks, so that a process with a cleared environment in one of them is found later."""
         new = {sid: seen_at for sid, seen_at in sids.items() if self.sids.get(sid) != seen_at}
         self.sids |= new
+        for sid in list(self.sids)[:-MAX_SIDS]:
+            del self.sids[sid]
         if new:
             self._tell({"sids": {str(sid): seen_at for sid, seen_at in new.items()}})
 

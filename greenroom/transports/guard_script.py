@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 TERM_S = 1.0
 KILL_S = 10.0
+# The host may have been in the middle of a start when it died: what it started turns into one of ours a moment later.
+SETTLE_S = 0.5
 ROUND_S = 0.05
+MAX_SIDS = 10_000
 _KEPT = (signal.SIGCHLD, signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -47,6 +50,8 @@ class Orders:
     def _obey(self, order: dict[str, Any]) -> None:
         self.prefixes += [str(prefix) for prefix in order.get("prefixes", ())]
         self.sids.update({int(sid): int(seen_at) for sid, seen_at in order.get("sids", {}).items()})
+        for sid in list(self.sids)[:-MAX_SIDS]:
+            del self.sids[sid]
         self.closed = self.closed or bool(order.get("close"))
 
 
@@ -99,7 +104,7 @@ def end_all(orders: Orders, marks: ModuleType) -> None:
     while (past_s := time.monotonic() - began_s) < TERM_S + KILL_S:
         with suppress(OSError):  # no memory, no descriptor: the next round may have some
             sweep.round(signal.SIGTERM if past_s < TERM_S else signal.SIGKILL)
-            if sweep.done:
+            if sweep.done and past_s >= SETTLE_S:
                 return
         pause.wait(ROUND_S)
 

@@ -10,7 +10,10 @@ Standard library only, and nothing of ours is imported: the guard loads this fil
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
+import select
 import signal
 import sys
 import time
@@ -25,6 +28,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A pid comes back only after all others were given out; that takes longer than this.
 _NO_REUSE_TICKS = 10 * _TICKS_PER_S
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_VANISHED = (errno.ENOENT, errno.ESRCH, errno.EIO)
+MAX_ROUNDS = 100
+_EXEC_TRIES = 10
+_EXEC_PAUSE_S = 0.0005
 _ON_LINUX = sys.platform == "linux"
 
 
@@ -79,6 +86,7 @@ class _Entry(NamedTuple):
     sid: int
     parent: int
     marks: tuple[str, ...]
+    sure: bool = True
 
     def found(self, mark: str | None = None) -> Found:
         return Found(self.pid, self.start_time, self.sid, mark)
@@ -87,14 +95,14 @@ class _Entry(NamedTuple):
 class Snapshot:
     """All living processes that could be looked at, at one moment. One snapshot serves any number of marks.
 
-    `taken_at` is in clock ticks since the boot. `vanished`: some ended while they were looked at, so that a child of theirs may
-    have been missed. `safe_sids`: the sessions of this process and its ancestors.
+    `taken_at` is in clock ticks since the boot. `unsure`: one of ours may have been missed, since some ended while they were
+    looked at and may have left a child, or were becoming another program. `safe_sids`: the sessions of this process and its ancestors.
     """
 
-    def __init__(self, entries: Iterable[_Entry], *, taken_at: int, vanished: bool = False) -> None:
+    def __init__(self, entries: Iterable[_Entry], *, taken_at: int, unsure: bool = False) -> None:
         self.taken_at = taken_at
-        self.vanished = vanished
         self._entries = {entry.pid: entry for entry in entries}
+        self.unsure = unsure or any(not entry.sure for entry in self._entries.values())
         self._safe_pids = self._ancestry()
         self.safe_sids = {self._entries[pid].sid for pid in self._safe_pids if pid in self._entries}
 
@@ -117,13 +125,10 @@ class Snapshot:
     def descendants(self, roots: Iterable[Found]) -> list[Found]:
         """Return the children of `roots`, and theirs, without `roots` themselves."""
         seen = {root.pid for root in roots}
-        children: dict[int, list[_Entry]] = {}
-        for entry in self._others():
-            children.setdefault(entry.parent, []).append(entry)
         found: list[Found] = []
         todo = list(seen)
         while todo:
-            new = [child for child in children.get(todo.pop(), ()) if child.pid not in seen]
+            new = [child for child in self._children.get(todo.pop(), ()) if child.pid not in seen]
             seen.update(child.pid for child in new)
             todo += [child.pid for child in new]
             found += [child.found() for child in new]
@@ -137,6 +142,13 @@ class Snapshot:
         """Return those of `identities` (pid, start time) that still live."""
         entries = ((self._entries.get(pid), start_time) for pid, start_time in identities)
         return [entry.found() for entry, start_time in entries if entry is not None and entry.start_time == start_time]
+
+    @functools.cached_property
+    def _children(self) -> dict[int, list[_Entry]]:
+        children: dict[int, list[_Entry]] = {}
+        for entry in self._others():
+            children.setdefault(entry.parent, []).append(entry)
+        return children
 
     def _others(self) -> Iterator[_Entry]:
         return (entry for entry in self._entries.values() if entry.pid not in self._safe_pids)
@@ -152,7 +164,10 @@ class Snapshot:
 
 
 def scan() -> Snapshot:
-    """Look at all processes. About 1 ms for a hundred; what ends meanwhile or may not be looked at is left out."""
+    """Look at all processes. About 1 ms for a hundred; what ends meanwhile or may not be looked at is left out.
+
+    Raises OSError when it cannot look at all (no descriptors, no memory).
+    """
     return _scan_proc() if _ON_LINUX else _scan_psutil()
 
 
@@ -182,17 +197,20 @@ def _same_session(sid: int, seen_at: int, members: list[_Entry]) -> list[_Entry]
 def _scan_proc() -> Snapshot:
     taken_at = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
     entries: list[_Entry] = []
-    vanished = False
+    unsure = False
     for name in os.listdir("/proc"):  # noqa: PTH208 - the hot path; names are all it needs
         if name.isdigit():
             try:
                 entry = _entry(int(name))
-            except OSError:
-                vanished = True
+            except OSError as error:
+                # Anything else (no descriptor left) must not pass for a look at an empty house.
+                if error.errno not in _VANISHED:
+                    raise
+                unsure = True
                 continue
             if entry is not None:
                 entries.append(entry)
-    return Snapshot(entries, taken_at=taken_at, vanished=vanished)
+    return Snapshot(entries, taken_at=taken_at, unsure=unsure)
 
 
 def _entry(pid: int) -> _Entry | None:
@@ -202,15 +220,29 @@ def _entry(pid: int) -> _Entry | None:
     if state is None:
         return None
     start_time, sid, parent = state
+    environ = _environ(pid)
+    return _Entry(pid, start_time, sid, parent, _marks_in(environ or b""), sure=environ is not None)
+
+
+def _environ(pid: int) -> bytes | None:
+    """Return the environment of a process; None when it cannot be told yet.
+
+    In the middle of an exec it reads as empty for a moment, as the command line does (seen on Linux 6.18 right behind a start).
+    Then it is asked again, since it may be one of ours.
+    """
     try:
-        marks = _marks_in(_read_file(f"/proc/{pid}/environ"))
+        for _ in range(_EXEC_TRIES):
+            environ = _read_file(f"/proc/{pid}/environ")
+            if environ or _read_file(f"/proc/{pid}/cmdline"):
+                return environ
+            select.select((), (), (), _EXEC_PAUSE_S)
     except PermissionError:
-        marks = ()
-    return _Entry(pid, start_time, sid, parent, marks)
+        return b""
+    return None
 
 
 def _stat(pid: int) -> tuple[int, int, int] | None:
-    """Return start time, sid and parent; None for a zombie and for a thread of the kernel. Raises OSError when there is no such process."""
+    """Return start time, sid and parent; None for a zombie and for a thread of the kernel. Raises OSError when it is gone."""
     # The name in brackets may hold anything, brackets and blanks as well.
     fields = _read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X") or int(fields[6]) & _KERNEL_THREAD:
@@ -308,9 +340,9 @@ def _is_alive(found: Found) -> bool:
 class Sweep:
     """Ends everything that carries one of `marks` (or begins with one that ends in a slash), and all that came of it.
 
-    The owner calls `round` with SIGTERM, later with SIGKILL, and waits some 50 ms in between, until `done`. `sids` are sessions seen
-    under the mark before, with the time (`Snapshot.sids_of`); what the rounds see themselves is added. `protected_sids` are left
-    alone beside those of this process. `unended` is for a ReapError.
+    The owner calls `round` with SIGTERM, later with SIGKILL, and waits some 50 ms in between, until `done` or `given_up`. `sids` are
+    sessions seen under the mark before, with the time (`Snapshot.sids_of`); what the rounds see themselves is added, and so are
+    children of what is found. `protected_sids` are left alone beside those of this process. `unended` is for a ReapError.
     """
 
     def __init__(
@@ -319,6 +351,7 @@ class Sweep:
         sids: Mapping[int, int] | None = None,
         *,
         protected_sids: Iterable[int] = (),
+        max_rounds: int = MAX_ROUNDS,
         send: Callable[[Found, int], bool] = send,
     ) -> None:
         self.marks = tuple(marks)
@@ -326,6 +359,7 @@ class Sweep:
         self.rounds = 0
         self.remaining: list[Found] = []
         self._protected_sids = set(protected_sids)
+        self._max_rounds = max_rounds
         self._send = send
         self._known: set[tuple[int, int]] = set()
         self._sent: set[tuple[int, int, int]] = set()
@@ -337,12 +371,17 @@ class Sweep:
         return self._clean_rounds > 1
 
     @property
+    def given_up(self) -> bool:
+        """Whether enough rounds were tried: something cannot be ended, or is born faster than we end it."""
+        return not self.done and self.rounds >= self._max_rounds
+
+    @property
     def unended(self) -> tuple[int, ...]:
         """The pids that the last round still found alive."""
         return tuple(found.pid for found in self.remaining)
 
     def round(self, sig: int, snapshot: Snapshot | None = None) -> list[Found]:
-        """Scan (or use a fresh `snapshot`) and signal what is found; return it. SIGKILL is repeated, other signals sent once to each."""
+        """Scan (or use a fresh `snapshot`) and signal what is found; return it. SIGKILL again, others once to each."""
         snapshot = snapshot or scan()
         self.rounds += 1
         self.remaining = self._targets(snapshot)
@@ -355,7 +394,7 @@ class Sweep:
         if self.remaining:
             self._clean_rounds = 0
         else:
-            self._clean_rounds += 1 if snapshot.vanished else 2
+            self._clean_rounds += 1 if snapshot.unsure else 2
 
     def _targets(self, snapshot: Snapshot) -> list[Found]:
         marked = snapshot.matching(self.marks)
@@ -363,7 +402,7 @@ class Sweep:
         roots = _unique(marked, snapshot.in_sessions(self._open_sids()), snapshot.alive(self._known))
         found = _unique(roots, snapshot.descendants(roots))
         # What has a cleared environment *and* a session of its own is only known while its parent lives: remember it.
-        self._known = {(one.pid, one.start_time) for one in found}
+        self._known |= {(one.pid, one.start_time) for one in found}
         self.sids.update(snapshot.sids_of(found))
         return found
 

@@ -72,7 +72,7 @@ def spawn(
     # The mask of the thread that forks is inherited over the exec.
     blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
-        start = _popen_by_relay if ignored else _popen
+        start = _popen_by_relay if ignored and _has_interpreter() else _popen
         return start(str(binary), argv, cwd, env, stdio)
     except ValueError as error:  # a NUL in an argument, a variable's name with "="
         raise OSError(errno.EINVAL, str(error), argv[0]) from error
@@ -120,6 +120,10 @@ def _popen_by_relay(
     with suppress(ChildProcessError):
         os.waitpid(pid, 0)
     raise OSError(int(why), os.strerror(int(why)), binary)
+
+
+def _has_interpreter() -> bool:
+    return bool(sys.executable) and not getattr(sys, "frozen", False)  # a frozen program would start itself
 
 
 class LocalExecutor:

@@ -67,7 +67,7 @@ def mark():
 
 def end_all(mark, sids=None):
     sweep = Sweep([mark], sids)
-    while not sweep.done and sweep.rounds < 100:
+    while not (sweep.done or sweep.given_up):
         sweep.round(signal.SIGKILL)
         select.select([], [], [], 0.01)
     assert sweep.done
@@ -84,6 +84,7 @@ def start(mark, tmp_path):
         return process
 
     yield start
+    end_all(mark)  # while the parents of the unmarked live
     for blocking in started:
         blocking.close()
 
@@ -274,6 +275,13 @@ def test_a_room_inside_a_tool_is_found_by_the_marks_of_both(start, mark, monkeyp
     outer = [found for found in find_marked("gr/outer/r/s/1") if found.pid == process.pid]
     assert len(outer) == 1
     assert process.mark == mark
+
+
+def test_a_process_is_found_as_soon_as_it_is_started(start, mark):
+    for _ in range(50):
+        process = start("sleep", "300")
+        assert process.pid in {found.pid for found in find_marked(mark)}
+        process.kill()
 
 
 def test_zombies_are_not_alive(start, mark):

@@ -1,6 +1,7 @@
 """Marks, snapshots and sweeps on made-up processes; real ones are in tests/faults."""
 
 import os
+import resource
 import signal
 
 import pytest
@@ -15,10 +16,10 @@ def entry(pid, *, sid=None, parent=1, start=100, mark=None):
     return marks._Entry(pid, start, pid if sid is None else sid, parent, tuple(split_marks(mark)))
 
 
-def snapshot(*entries, at=1000, vanished=False):
+def snapshot(*entries, at=1000, unsure=False):
     me = marks._Entry(os.getpid(), 5, 70, 60, ())
     shell = marks._Entry(60, 4, 70, 1, ())
-    return Snapshot([me, shell, *entries], taken_at=at, vanished=vanished)
+    return Snapshot([me, shell, *entries], taken_at=at, unsure=unsure)
 
 
 def pids(found):
@@ -113,12 +114,17 @@ def test_descendants_are_found_over_generations():
     assert pids(snap.descendants(snap.matching([OURS]))) == [501, 502]
 
 
+def test_a_process_that_is_becoming_another_program_makes_the_snapshot_unsure():
+    assert snapshot(marks._Entry(700, 1, 700, 1, (), sure=False)).unsure
+    assert not snapshot(entry(700)).unsure
+
+
 # --- identity ---
 
 
 def test_a_recycled_pid_gets_no_signal():
     me = marks.scan()._entries[os.getpid()]
-    assert not send(Found(me.pid, me.start_time - 1, me.sid, OURS), signal.SIGKILL)  # else this line is the last
+    assert not send(Found(me.pid, me.start_time - 1, me.sid, OURS), 0)
 
 
 def test_a_pid_that_is_gone_gets_no_signal():
@@ -160,11 +166,11 @@ def test_sigterm_is_sent_once_and_sigkill_again(sent):
     assert [sig for _, sig in sent] == [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL]
 
 
-def test_a_scan_in_which_something_vanished_must_be_repeated(sent):
+def test_a_scan_that_may_have_missed_something_is_repeated(sent):
     sweep = Sweep([OURS], send=sent.send)
-    sweep.round(signal.SIGTERM, snapshot(vanished=True))
+    sweep.round(signal.SIGTERM, snapshot(unsure=True))
     assert not sweep.done
-    sweep.round(signal.SIGTERM, snapshot(vanished=True))
+    sweep.round(signal.SIGTERM, snapshot(unsure=True))
     assert sweep.done
     assert Sweep([OURS]).done is False
 
@@ -182,6 +188,26 @@ def test_what_may_not_be_signalled_is_reported():
     sweep = Sweep([OURS], send=refuse)
     sweep.round(signal.SIGKILL, snapshot(entry(600, mark=OURS)))
     assert sweep.unended == (600,)
+
+
+def test_a_sweep_is_bounded(sent):
+    sweep = Sweep([OURS], send=sent.send, max_rounds=2)
+    for _ in range(2):
+        assert not sweep.given_up
+        sweep.round(signal.SIGKILL, snapshot(entry(600, mark=OURS)))
+    assert sweep.given_up
+
+
+def test_a_scan_without_descriptors_fails_instead_of_seeing_nothing():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            marks.scan()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(

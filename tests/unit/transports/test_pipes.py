@@ -212,17 +212,19 @@ def test_a_share_of_a_loud_stream_is_bounded(process):
     assert len(io.read_stderr(90)) == 10
 
 
-def test_drained_needs_a_look_at_both_streams_after_the_exit(process):
+@pytest.mark.parametrize("order", [("read_stdout", "read_stderr"), ("read_stderr", "read_stdout")])
+def test_drained_needs_a_look_at_both_streams_after_the_exit(process, order):
     io = ProcessIO(process)
     assert io.read_stdout() == io.read_stderr() == []  # empty, but before the exit: proves nothing
     os.write(process.peer_out, b"last words")
     os.write(process.peer_err, b"why\n")
     process.ended = ProcessExit(returncode=0)
     assert io.poll() == ProcessExit(returncode=0)
-    assert not io.drained
-    assert io.read_stdout() == []
-    assert not io.drained
-    assert io.read_stderr() == ["why"]
+    got = []
+    for read in order:
+        assert not io.drained
+        got += getattr(io, read)()
+    assert got == ["why"]
     assert io.drained  # though both pipes are still held open (by us)
     assert io.finish_stdout() == [b"last words"]
     assert io.finish_stdout() == []

@@ -171,6 +171,24 @@ def test_signals_that_the_host_ignores_are_not_ignored_by_the_child(tmp_path):
     assert "exec format error" in refusal
 
 
+_BARE_HOST = """
+import os, pathlib, sys
+os.closerange(0, 3)
+from greenroom.transports.process import BlockingProcess, LocalExecutor
+process = BlockingProcess(LocalExecutor().start(("sh", "-c", "cat; echo err >&2"), pathlib.Path("/"), {"PATH": "/usr/bin:/bin"}))
+process.write(b"hello")
+process.close_stdin()
+items = [process.read(10) for _ in range(3)]
+pathlib.Path(sys.argv[1]).write_text(repr(items))
+"""
+
+
+def test_a_host_without_standard_streams_of_its_own(tmp_path):
+    out = tmp_path / "out"
+    subprocess.run([sys.executable, "-c", _BARE_HOST, str(out)], check=True, timeout=30)
+    assert out.read_text() == "[('stdout', b'hello'), ('stderr', b'err\\n'), ('exit', ProcessExit(returncode=0, signal=None))]"
+
+
 def test_the_mark_is_the_last_of_the_list(start):
     assert start("cat", env={**ENV, "GREENROOM_MARK": "outer:gr/h/r/s/1"}).process.mark == "gr/h/r/s/1"
     assert start("cat").process.mark is None
@@ -291,10 +309,13 @@ def test_the_exit_descriptor_tells_the_end(start):
     assert process.poll() == ProcessExit(returncode=0)
 
 
-def test_a_process_that_somebody_else_reaped_has_an_unknown_end_and_gets_no_signal(start):
+def test_a_process_that_somebody_else_reaped_has_an_unknown_end_and_gets_no_signal(start, monkeypatch):
+    signals = []
+    monkeypatch.setattr(os, "killpg", lambda *call: signals.append(call))
     process = start("true").process
     os.waitpid(process.pid, 0)
     process.kill()  # the number may be anybody's by now
+    assert signals == []
     assert process.poll() == ProcessExit()
 
 
