@@ -53,6 +53,8 @@ def execute(move: Move, now_s: float) -> None:
         move.mark(attempt=ticket.attempt + 1, again=False, maybe_taken=False)
     move.mark(deadline_s=deadline_s, cut=False)
     move.change(phase=Phase.RUNNING)
+    if process.named and move.state.conversation_id is None:
+        move.hold(public_id=move.state.held.opened_id)
     ticket = move.ticket
     move.emit(
         Execute(

@@ -248,11 +248,20 @@ def _named(move: Move, event: Named) -> None:
     elif state.phase in BEGUN and not process.named and is_another(move, event.conversation_id):
         refuse_another(move, event.conversation_id, event.now_s)
     else:
-        renamed = state.held.settled and state.conversation_id != event.conversation_id
         move.change(process=attrs.evolve(process, named=True))
-        move.hold(public_id=event.conversation_id, reached=True)
-        if renamed and state.phase not in BEGUN:
-            save(move)
+        _take_name(move, event.conversation_id)
+
+
+def _take_name(move: Move, conversation_id: str) -> None:
+    """A conversation into which nothing was sent yet keeps its name to itself: it could not be resumed by it."""
+    held = move.state.held
+    if move.state.phase is Phase.OPENING and not held.settled:
+        move.hold(opened_id=conversation_id)
+    elif move.state.phase in BEGUN:
+        move.hold(public_id=conversation_id, reached=True)
+    elif held.public_id != conversation_id:
+        move.hold(public_id=conversation_id, settled=True)
+        save(move)
 
 
 def _succeeded(move: Move, event: Succeeded) -> None:
