@@ -536,7 +536,10 @@ def possible(world, rng):
     """Yield what may happen next and how likely it is."""
     state, child = world.state, world.current
     yield 2, lambda: world.stale_event(Draw(rng))
-    yield 1, lambda: world.anything_else(rng.choice(["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt"]), Draw(rng))
+    yield (
+        1,
+        lambda: world.anything_else(rng.choice(["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt"]), Draw(rng)),
+    )
     if state.phase not in BEGUN and not state.closing:
         yield 10, lambda: world.take_a_turn(rng.random() < 0.2, rng.random() < 0.2, rng.choice([None, 3.0]), rng.choice("aaab"))
     if state.phase in BEGUN:
@@ -550,8 +553,11 @@ def possible(world, rng):
         yield 2, lambda: world.open_succeeds(rng.choice(["same", "other"]), rng.choice([0.0, 4.0]))
     if world.executing():
         yield 4, lambda: world.succeed(rng.choice(["plain", "plain", "plain", "interrupted", "forced"]), None)
-        yield 4, lambda: world.attempt_fails(
-            rng.choice([*FailureKind, *[FailureKind.TRANSIENT] * 6]), rng.random() < 0.5, rng.random() < 0.2, rng.random() < 0.1, False
+        yield (
+            4,
+            lambda: world.attempt_fails(
+                rng.choice([*FailureKind, *[FailureKind.TRANSIENT] * 6]), rng.random() < 0.5, rng.random() < 0.2, rng.random() < 0.1, False
+            ),
         )
     if world.deadline is not None:
         yield 0.5, world.deadline_passes
@@ -594,7 +600,16 @@ def test_long_walks(seed):
 
 def test_the_walks_meet_what_they_are_there_for():
     seen = " ".join(world.told for world in map(walk, range(60)))
-    for passage in ("probe)", "continue, attempt", "retry, attempt", "Finish(reset)", "Finish(replaced)", "in use", "after a death", "Stop"):
+    for passage in (
+        "probe)",
+        "continue, attempt",
+        "retry, attempt",
+        "Finish(reset)",
+        "Finish(replaced)",
+        "in use",
+        "after a death",
+        "Stop",
+    ):
         assert passage in seen, passage
 
 

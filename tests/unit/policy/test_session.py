@@ -131,9 +131,7 @@ class Play:
         result = TurnResult(
             text="ok", usage=usage, cost_usd=cost_usd, duration_ms=duration_ms, interrupted=interrupted, session_id=session_id
         )
-        return self.told(
-            Succeeded, turn_id=self.turn_id, incarnation=self.incarnation, result=result, cumulative=cumulative, forced=forced
-        )
+        return self.told(Succeeded, turn_id=self.turn_id, incarnation=self.incarnation, result=result, cumulative=cumulative, forced=forced)
 
     def failed(self, error=FailureKind.TRANSIENT, **fields):
         error = TurnFailedError(error, "as told") if isinstance(error, FailureKind) else error
@@ -177,9 +175,7 @@ def test_a_first_turn_opens_a_fresh_conversation_under_our_id_and_ends_in_the_na
     play = Play().prepare().run()
     assert play.last == (Open(incarnation=1, resume_id=None, proposed_id=proposed_conversation(NONCE, 1), flags="a"),)
     play.opened()
-    assert play.last == (
-        Execute(turn_id="t1", incarnation=1, how=How.PROMPT, receipt=receipt(nonce_of("t1"), 1), attempt=1, probe=False),
-    )
+    assert play.last == (Execute(turn_id="t1", incarnation=1, how=How.PROMPT, receipt=receipt(nonce_of("t1"), 1), attempt=1, probe=False),)
     assert play.state.conversation_id is None
     play.named("c1")
     assert play.state.conversation_id == "c1"
