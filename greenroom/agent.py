@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
@@ -405,7 +405,9 @@ class Session:
     # --- conversation and end
 
     def adopt(self, conversation_id: str, previous_usage: ProviderUsage | None = None) -> bool:
-        """Offer a conversation to continue in. False when the session holds newer history, a turn is prepared or running, or it cannot resume.
+        """Offer a conversation to continue in.
+
+        False when the session holds newer history, a turn is prepared or running, or the provider cannot resume.
 
         Raises SessionStateError when another session of this process holds it.
         """
@@ -446,13 +448,13 @@ class Session:
         if self._room._pid_is_ours():  # noqa: SLF001
             tell(self._ref, m.CloseSession())
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

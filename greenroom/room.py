@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pykka
 
@@ -97,7 +97,7 @@ class Greenroom:
             engines.release(self._engine)
         return reply.get()
 
-    def __enter__(self) -> Greenroom:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

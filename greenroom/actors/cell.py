@@ -1,4 +1,4 @@
-"""One-shot cells: where an outcome or an answer is put once and read by any thread or event loop. Decides nothing but "first settle wins"."""
+"""One-shot cells: an outcome or an answer is put once and read by any thread or event loop. Decides only "first settle wins"."""
 
 from __future__ import annotations
 

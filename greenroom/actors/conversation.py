@@ -1,7 +1,8 @@
-"""The actor of one process of a stream transport: owns its driver, serves its pipes, tells its session what follows. Runs on the loop thread.
+"""The actor of one process of a stream transport: owns its driver, serves its pipes, tells its session what follows.
 
-It decides nothing about turns. Its life: a job on the starter thread starts the process; the driver pumps; when the driver has ended, the
-session gets Down (behind everything that the process said) and the supervisor ProcessGone. If this actor crashes, both still come.
+Runs on the loop thread and decides nothing about turns. Its life: a job on the starter thread starts the process; the driver pumps; when
+the driver has ended, the session gets Down (behind everything that the process said) and the supervisor ProcessGone. If this actor
+crashes, both still come.
 """
 
 from __future__ import annotations
@@ -271,7 +272,7 @@ class ConversationActor(LoopActor):
             self._timer = (
                 None
                 if due_s is None
-                else self.dispatcher.call_later(max(0.0, due_s - self._now_s()), self.actor_ref, TimerFired(token="driver"))
+                else self.dispatcher.call_later(max(0.0, due_s - self._now_s()), self.actor_ref, TimerFired(token=None))
             )
 
     def _watch(self, fd: int | None, *, read: bool, write: bool) -> None:

@@ -1,7 +1,8 @@
 """What runs actors: one loop thread with their messages, timers, pipes and exits; or a test, by hand. Decides order and fairness only.
 
 The loop thread serves whole rounds: every ready actor gets a bounded share, then the next; `select` is entered when none is ready, and
-looked at without waiting once a round. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread; each answers with a message.
+looked at without waiting once a round. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread, and each answers with
+a message.
 """
 
 from __future__ import annotations

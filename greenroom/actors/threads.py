@@ -1,4 +1,4 @@
-"""Threads for what may block: the starter of a dispatcher, and the worker of a blocking conversation. They answer with messages, never otherwise."""
+"""Threads for what may block: the starter of a dispatcher, the worker of a blocking conversation. They answer with messages only."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Starter:
         self._thread.start()
 
     def submit(self, job: Job, ref: Ref) -> None:
+        """Queue a job; `ref` gets its message."""
         self._jobs.put((job, ref))
 
     def _run(self) -> None:
@@ -41,6 +42,7 @@ class Starter:
             del item, job, ref, message  # an idle thread must keep no actor alive
 
     def stop(self) -> None:
+        """End the thread once its jobs are done."""
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()

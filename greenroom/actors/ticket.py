@@ -1,4 +1,4 @@
-"""What a ticket's caller and its session share: the outcome cell, and the sink through which events reach the caller. Thread-safe by construction.
+"""What a ticket's caller and its session share: the outcome cell, and the sink through which events reach the caller. Thread-safe.
 
 The front door decides *begun* and *cancelled* under one lock, before any message is sent, so that `interrupt` and `run` never race. The
 sink never blocks and never raises into an actor: what a slow caller has not consumed is credit out, and the session stops reading its pipe.
