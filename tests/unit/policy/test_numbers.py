@@ -30,7 +30,10 @@ RNG = random.Random(1)
         (RetryPolicy(wait=tenacity.wait_exponential(max=8), stop=tenacity.stop_after_attempt(6)), (1, 2, 4, 8, 8)),
         (RetryPolicy(wait=tenacity.wait_incrementing(5, 5), stop=tenacity.stop_after_delay(20)), (5, 10, 15)),
         (RetryPolicy(wait=tenacity.wait_fixed(10), stop=tenacity.stop_before_delay(25)), (10, 10)),
-        (RetryPolicy(wait=tenacity.wait_chain(tenacity.wait_fixed(1), tenacity.wait_fixed(9)), stop=tenacity.stop_after_attempt(4)), (1, 9, 9)),
+        (
+            RetryPolicy(wait=tenacity.wait_chain(tenacity.wait_fixed(1), tenacity.wait_fixed(9)), stop=tenacity.stop_after_attempt(4)),
+            (1, 9, 9),
+        ),
         (RetryPolicy(wait=tenacity.wait_fixed(1), stop=tenacity.stop_never), (1,) * MAX_DELAYS),
     ],
 )

@@ -131,9 +131,7 @@ class Play:
         result = TurnResult(
             text="ok", usage=usage, cost_usd=cost_usd, duration_ms=duration_ms, interrupted=interrupted, session_id=session_id
         )
-        return self.told(
-            Succeeded, turn_id=self.turn_id, incarnation=self.incarnation, result=result, cumulative=cumulative, forced=forced
-        )
+        return self.told(Succeeded, turn_id=self.turn_id, incarnation=self.incarnation, result=result, cumulative=cumulative, forced=forced)
 
     def failed(self, error=FailureKind.TRANSIENT, **fields):
         error = TurnFailedError(error, "as told") if isinstance(error, FailureKind) else error
@@ -177,9 +175,7 @@ def test_a_first_turn_opens_a_fresh_conversation_under_our_id_and_ends_in_the_na
     play = Play().prepare().run()
     assert play.last == (Open(incarnation=1, resume_id=None, proposed_id=proposed_conversation(NONCE, 1), flags="a"),)
     play.opened()
-    assert play.last == (
-        Execute(turn_id="t1", incarnation=1, how=How.PROMPT, receipt=receipt(nonce_of("t1"), 1), attempt=1, probe=False),
-    )
+    assert play.last == (Execute(turn_id="t1", incarnation=1, how=How.PROMPT, receipt=receipt(nonce_of("t1"), 1), attempt=1, probe=False),)
     assert play.state.conversation_id is None
     play.named("c1")
     assert play.state.conversation_id == "c1"
@@ -227,6 +223,10 @@ def test_a_cancelled_ticket_never_runs():
 
 def test_a_second_run_of_the_running_turn_is_ignored():
     assert Play().running().run("t1").words == "Ignored"
+
+
+def test_a_repeated_run_of_a_turn_that_is_being_closed_settles_nothing():
+    assert Play().running().told(Close).run("t1").words == "Ignored"
 
 
 def test_start_comes_once():
@@ -319,6 +319,19 @@ def test_adopt(play, accepted):
     assert play.last == (AdoptVerdict(request_id="r", accepted=accepted),)
     if accepted:
         assert play.prepare("t2", expect="c9").run().words == "Open(resume c9)"
+
+
+def test_a_name_that_is_told_before_anything_was_sent_becomes_public_with_the_attempt():
+    play = Play().prepare().run().named("c1")
+    assert play.state.conversation_id is None
+    assert play.opened().state.conversation_id == "c1"
+    play = Play(supports_resume=False).prepare().run().named("c1").interrupted().prepare("t2", pin=True)
+    assert play.latest(Grant).expected_conversation is None
+
+
+def test_a_name_that_comes_after_the_turn_is_kept_and_checkpointed():
+    play = Play().turn_done(name=None).named("c1")
+    assert (play.words, play.state.conversation_id) == ("SaveCheckpoint(c1)", "c1")
 
 
 def test_a_rename_between_turns_is_checkpointed():
