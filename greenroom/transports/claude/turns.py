@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
+
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, SteerConsumed, SteerDelivered, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
@@ -147,6 +149,7 @@ class Turns:
         if turn.started and not turn.line_lost:
             turn.settle_until_s = now_s + SETTLE_S
         else:
+            turn.dropped = not turn.started
             yield from self._settle(turn, now_s)
 
     def _completed(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -324,6 +327,8 @@ class Turns:
     def _our_result(self, turn: OpenAttempt, frame: Frame, spent: ProviderUsage, now_s: float) -> Iterator[Output]:
         self._owner = Owner.NOBODY
         turn.results.append(frame)
+        if outcome.is_aborted(frame) and not spent.tokens.total_input:
+            spent = attrs.evolve(spent, increment_known=False)  # cut before the model's first count: the call was made all the same
         turn.usage = usage.add(turn.usage, spent)
         turn.seen.clear()
         turn.started, turn.settle_until_s = True, None
