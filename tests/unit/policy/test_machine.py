@@ -148,7 +148,7 @@ class World(RuleBasedStateMachine):
             assert self.state == before
         return commands
 
-    def perform(self, command):  # noqa: C901, PLR0912 (one case per command)
+    def perform(self, command):
         after_stop = isinstance(command, Ignored | Refuse) or command == AdoptVerdict(request_id="r", accepted=False)
         assert self.stops == 0 or after_stop, f"{command} after Stop"
         match command:
