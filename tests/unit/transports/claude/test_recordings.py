@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from claude_wire import FIXTURES, U2, U3, Recording
 
 from greenroom.errors import SessionResumeError, TurnFailedError
 from greenroom.events import (
@@ -23,8 +24,6 @@ from greenroom.events import (
 )
 from greenroom.model import ApprovalPolicy, FailureKind
 from greenroom.transports.base import AttemptSwallowed, Booked, Ready, Renamed, StartFailed
-
-from claude_wire import FIXTURES, U2, U3, Recording
 
 
 def test_a_plain_session() -> None:
