@@ -15,7 +15,7 @@ from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, SteerConsumed, SteerDelivered, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
-from greenroom.transports.claude import lines, outcome, usage
+from greenroom.transports.claude import lines, mapping, outcome, usage
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame
@@ -369,7 +369,9 @@ class Turns:
 
     def _verdict(self, turn: OpenAttempt) -> outcome.Verdict:
         resumed = self._config.resume_id is not None
-        return outcome.Verdict(turn, session_id=self.session_id, resumed=resumed, cumulative=self._ledger.cumulative())
+        return outcome.Verdict(
+            turn, session_id=self.session_id or self._config.resume_id, resumed=resumed, cumulative=self._ledger.cumulative()
+        )
 
     def _close(self) -> None:
         self.open = None
@@ -382,7 +384,7 @@ class Turns:
         for denial in frame.permission_denials or ():
             if isinstance(denial, dict):
                 tool, tool_use_id = str(denial.get("tool_name") or ""), str(denial.get("tool_use_id") or "")
-                yield from self.denied(turn, tool, tool_use_id, str(denial.get("tool_input") or ""), now_s)
+                yield from self.denied(turn, tool, tool_use_id, mapping.brief(denial.get("tool_input")), now_s)
 
     def denied(self, turn: OpenAttempt, tool: str, tool_use_id: str, detail: str, now_s: float) -> Iterator[Output]:
         """Something was not allowed: tell it once, and fail the turn if the caller wants that."""

@@ -232,10 +232,7 @@ class Recording(Cli):
     def _control(self, frame: dict[str, Any]) -> list[Output]:
         subtype = frame["request"]["subtype"]
         before = len(self.written("control_request"))
-        if subtype == "initialize":
-            outputs = self.open() if not before else []
-        else:
-            outputs = self.interrupt()
+        outputs = self.interrupt() if subtype != "initialize" else [] if before else self.open()
         for written in self.written("control_request"):
             if written["request"]["subtype"] == subtype:
                 self._ids[frame["request_id"]] = written["request_id"]
