@@ -7,6 +7,7 @@ Process n+1 of a session starts only when process n is *proven dead*: reaped, an
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import signal
 from collections.abc import Callable
@@ -18,8 +19,9 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
-from greenroom.actors.conversation import ConversationActor, launch_job
+from greenroom.actors.conversation import ConversationActor
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.process_owner import launch_job
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.worker import WorkerConversationActor
 from greenroom.errors import TransportDiedError
@@ -176,7 +178,7 @@ class SupervisorActor(LoopActor):
                 session=start.session,
                 supervisor=self.actor_ref,
                 spec=start.launch,
-                job=launch_job(transport, start.launch, transport.executor or self._executor),
+                job=launch_job(functools.partial(transport.launch, start.launch), transport.executor or self._executor),
             )
         else:
             ref = WorkerConversationActor.start(
@@ -243,7 +245,11 @@ class SupervisorActor(LoopActor):
 
     def _sweep_round(self, batch: _Batch, round_: int) -> None:
         def job() -> Message:
-            batch.sweep.round(signal.SIGTERM if round_ < TERM_ROUNDS else signal.SIGKILL)
+            try:
+                batch.sweep.round(signal.SIGTERM if round_ < TERM_ROUNDS else signal.SIGKILL)
+            except OSError as error:  # no descriptor left to look with: not clean, look again
+                logger.warning("the sweep could not look: %s", error)
+                return Swept(batch=batch, remaining=batch.sweep.unended, clean=False, round_=round_)
             return Swept(batch=batch, remaining=batch.sweep.unended, clean=batch.sweep.done, round_=round_)
 
         self.dispatcher.offload(job, self.actor_ref)
