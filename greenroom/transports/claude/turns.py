@@ -317,7 +317,7 @@ class Turns:
             return False
         if frame.user_message_uuids:
             return turn.owns(frame.user_message_uuids)
-        return frame.origin is None and self._owner is Owner.ATTEMPT
+        return self._owner is Owner.ATTEMPT and (frame.origin is None or turn.folded)
 
     def _our_result(self, turn: OpenAttempt, frame: Frame, spent: ProviderUsage, now_s: float) -> Iterator[Output]:
         self._owner = Owner.NOBODY
