@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
-from greenroom.events import ApprovalDenied, Lifecycle
+from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
@@ -67,6 +67,8 @@ class Turns:
         turn = self.open
         if turn is None or turn.stop is not None or not turn.is_running:
             return None
+        if (size := lines.too_long(text)) is not None:
+            return [SteerRejected(text, f"it takes {size} bytes on the wire; at most {lines.MAX_TEXT_BYTES} are possible")]
         turn.steers[uuid] = Steer(text=text, uuid=uuid)
         return [Write(lines.user_message(lines.prompt_content(text), uuid))]
 
@@ -167,6 +169,7 @@ class Turns:
             yield from self._swallowed(turn) if turn.attempt.probe else self._started(turn, now_s)
 
     def _swallowed(self, turn: OpenAttempt) -> Iterator[Output]:
+        turn.dropped = True
         verdict = self._verdict(turn)
         self._close()
         if turn.stop is not None:
