@@ -138,7 +138,7 @@ class ClaudeCodec:
         was_starting = self._phase in {Phase.NEW, Phase.STARTING}
         self._end()
         if not was_starting:
-            return list(self._turns.reject_steers("delivery unknown: the process ended"))
+            return list(self._turns.process_ended())
         error = exits.refusal(exit_, stderr_tail, argv=self._config.argv, conversation_id=self._conversation_id)
         return [] if error is None else [StartFailed(error)]
 

@@ -107,7 +107,7 @@ def test_a_hint_for_root() -> None:
     assert "IS_SANDBOX=1" in failed.error.hint
 
 
-@pytest.mark.parametrize("death", [{"signal": 9}, {"returncode": -9}])
+@pytest.mark.parametrize("death", [{"signal": 9}, {"returncode": -9}, {}])
 def test_a_start_that_is_killed_is_a_death_and_no_answer(death: dict[str, int]) -> None:
     cli = Cli()
     cli.open()

@@ -36,6 +36,15 @@ def test_a_steer_that_begins_with_a_slash_is_no_command() -> None:
     assert cli.written("user")[-1]["uuid"] == S1
 
 
+def test_a_steer_that_fits_no_line_is_rejected_unsent() -> None:
+    cli = Cli().ready().running()
+    cli.steer("\n" * 16_000_000)
+    assert names(cli) == ["Rejected"]
+    assert len(cli.written("user")) == 1
+    cli.feed(result(U1))
+    assert cli.ended.result.text == "answer"
+
+
 def test_folded_into_the_running_turn() -> None:
     cli = Cli().ready().running()
     cli.steer()

@@ -54,7 +54,7 @@ def test_the_version_is_asked_once_per_file(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_a_binary_that_cannot_be_used(tmp_path: pathlib.Path, body: str, why: str) -> None:
-    transport = ClaudeStreamTransport(binary=script(tmp_path / "claude", body), check_timeout=0.5)
+    transport = ClaudeStreamTransport(binary=script(tmp_path / "claude", body), check_timeout=0.5 if "sleep" in body else 30)
     with pytest.raises(CliCheckError, match=why):
         transport.check()
 

@@ -23,7 +23,17 @@ from claude_wire import (
 )
 
 from greenroom.errors import TurnFailedError, TurnTimeoutError
-from greenroom.events import ApprovalDenied, AssistantText, Lifecycle, RawOutput, SkillInvoked, ToolCall, ToolResult, TurnInterrupted
+from greenroom.events import (
+    ApprovalDenied,
+    AssistantText,
+    Lifecycle,
+    RateLimitStatus,
+    RawOutput,
+    SkillInvoked,
+    ToolCall,
+    ToolResult,
+    TurnInterrupted,
+)
 from greenroom.model import ApprovalPolicy, FailureKind, OutputSchema, TurnRequest
 from greenroom.policy.commands import How
 from greenroom.transports.base import AttemptEnded, AttemptSwallowed, Booked, Kill, Renamed, Urgent
@@ -132,6 +142,22 @@ def test_the_id_changes_in_mid_life() -> None:
     cli.feed({"type": "conversation_reset", "trigger": "clear", "new_conversation_id": "other"}, init(U1, session="new"), result(U1))
     assert [item.conversation_id for item in cli.of(Renamed)] == [SESSION, "new"]
     assert cli.ended.result.session_id == "new"
+
+
+FOLDED = [life(U1, "queued"), echo(U1), life(U1, "started"), says("mine", U1), life(U1, "completed")]
+
+
+@pytest.mark.parametrize("named", [(U1,), ()])
+def test_a_prompt_folded_into_a_turn_of_the_clis_own_waits_for_that_turns_result(named: tuple[str, ...]) -> None:
+    cli = Cli().ready()
+    cli.feed(init())
+    cli.start()
+    cli.feed(*FOLDED)
+    cli.later(60)  # a Stop hook runs between `completed` and the result
+    assert not cli.of(AttemptEnded)
+    cli.feed(result(*named, text="mine", origin={"kind": "task-notification"}))
+    assert cli.ended.result.text == "mine"
+    assert not cli.of(Booked)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------------
@@ -561,6 +587,36 @@ def test_missing_fields_are_no_error() -> None:
     assert cli.ended.error is not None
 
 
+def test_rate_limits_window_by_window() -> None:
+    windows = {
+        "five_hour": {"utilization": 0.93, "resetsAt": 1796063001, "status": "rejected"},
+        "seven_day": {"utilization": 0.4},
+        "odd": 5,
+    }
+    cli = Cli().ready()
+    cli.feed(
+        {"type": "rate_limit_event", "rate_limit_info": {"status": "rejected", "unifiedWindows": windows}},
+        {"type": "rate_limit_event", "rate_limit_info": {"status": "allowed"}},
+    )
+    first, second, third = cli.of(RateLimitStatus)
+    assert (first.window, first.used_fraction, first.resets_at, first.window_minutes, first.exhausted) == (
+        "five_hour",
+        0.93,
+        1796063001,
+        300,
+        True,
+    )
+    assert (second.window, second.resets_at, second.exhausted) == ("seven_day", None, False)
+    assert (third.window, third.exhausted) == ("unknown", False)
+
+
+def test_the_clis_own_retries_are_told() -> None:
+    cli = Cli().ready()
+    retry = {"attempt": 1, "max_retries": 3, "retry_delay_ms": 587.5, "error_status": 529, "error": "overloaded"}
+    cli.feed({"type": "system", "subtype": "api_retry", **retry})
+    assert cli.of(Lifecycle)[-1] == Lifecycle("provider retry", "overloaded (status 529), attempt 1 of 3, next in 0.5875 s")
+
+
 def test_a_skill() -> None:
     cli = Cli().ready().running()
     cli.feed(calls("Skill", arguments={"skill": "review"}), result(U1))
@@ -595,6 +651,13 @@ def test_what_a_cut_attempt_consumed_is_a_lower_bound() -> None:
     cli.feed(says("a", U1), says("b", U1))
     cut = cli.codec.consumed()
     assert (cut.tokens.input, cut.tokens.cache_read_input, cut.increment_known) == (100, 30, False)
+
+
+def test_what_a_cut_attempt_consumed_counts_nothing_twice() -> None:
+    cli = Cli().ready().running()
+    cli.steer()
+    cli.feed(says("a", U1), result(U1, since=model_usage(100, 8, 0.1)), life(S1, "started"))
+    assert cli.codec.consumed().tokens.input == 100
 
 
 def test_usage_of_each_attempt_and_of_the_conversation() -> None:
