@@ -19,6 +19,7 @@ import attrs
 
 _FOLDER = str(pathlib.Path(__file__).parent)
 _SHEBANG_LIMIT = 120
+_PYTHON_FLAGS = ("-S", "-E", "-P")  # fast, and blind to the environment and to modules in the agent's working directory
 
 
 def scripted_claude_argv() -> tuple[str, ...]:
@@ -26,12 +27,12 @@ def scripted_claude_argv() -> tuple[str, ...]:
 
     It imports the script instead of running it, so that Python's cache of compiled code halves the start-up time (to about 10 ms).
     """
-    return (sys.executable, "-S", "-E", "-c", _launch("scripted_claude"))
+    return (sys.executable, *_PYTHON_FLAGS, "-c", _launch("scripted_claude"))
 
 
 def replayed_claude_argv(recording: pathlib.Path | str) -> tuple[str, ...]:
     """Return a command that stands for `claude` and plays a recording; see `greenroom.testing.replay_claude`."""
-    return (sys.executable, "-S", "-E", "-c", _launch("replay_claude"), str(recording))
+    return (sys.executable, *_PYTHON_FLAGS, "-c", _launch("replay_claude"), str(recording))
 
 
 def write_scripted_claude(directory: pathlib.Path | str, name: str = "claude") -> pathlib.Path:
@@ -58,11 +59,11 @@ def _write(path: pathlib.Path, code: str) -> pathlib.Path:
 
 
 def _wrapper(code: str) -> str:
-    shebang = f"#!{sys.executable} -SE"
+    shebang = f"#!{sys.executable} -SEP"
     if len(shebang) <= _SHEBANG_LIMIT and " " not in sys.executable:
         return f"{shebang}\n{code}\n"
     # the kernel cuts long first lines and splits none: a shell starts what does not fit
-    return f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E -c {shlex.quote(code)} "$@"\n'
+    return f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -SEP -c {shlex.quote(code)} "$@"\n'
 
 
 @attrs.frozen(kw_only=True)
