@@ -569,9 +569,13 @@ class Turn:
         self.open_block = self.partial = ""
 
     def assistant(self, block: Frame, **extra: Any) -> None:
+        self.send(self.assistant_frame(block, **extra))
+
+    def assistant_frame(self, block: Frame, **extra: Any) -> Frame:
+        """Return the frame of one block: only the first of a turn names the messages that it answers."""
+        named, self.first_answer = self.named(), False
         frame: Frame = {"type": "assistant", "message": {**self.message([block]), "context_management": None}, "parent_tool_use_id": None}
-        self.send({**frame, **self.common(), "request_id": new_id("req"), **extra, **self.named()})
-        self.first_answer = False
+        return {**frame, **self.common(), "request_id": new_id("req"), **extra, **named}
 
     def end_message(self, stop_reason: str) -> None:
         if self.message_id:
@@ -1057,8 +1061,8 @@ class Turn:
 
     def do_bad_utf8(self, rest: str) -> None:
         self.answer_begins()
-        self.assistant({"type": "text", "text": "bad <> bytes"})
-        self.out.raw(self.frames[-1].replace(b"<>", b"\xff\xc3"))
+        frame = self.assistant_frame({"type": "text", "text": "bad <> bytes"})
+        self.out.raw(encode(frame).replace(b"<>", b"\xff\xc3"))
 
     def do_garbage(self, rest: str) -> None:
         self.out.raw(b"Warning: this line is no JSON\n[1,2,3]\n\n42\r\n" + encode({"type": "of_tomorrow", "subtype": "x"}) + b"\x00\n")
