@@ -101,6 +101,7 @@ class SessionActor(LoopActor):
         self._ending: dict[int, c.CloseConversation] = {}
         self._receipt: str | None = None
         self._slot_waits: dict[int, float] = {}
+        self._held_deadline: tuple[str, int] | None = None
         self._waits: dict[int, TimerHandle] = {}
         self._sequence = 0
         self._writes = _PendingStore()
@@ -379,6 +380,9 @@ class SessionActor(LoopActor):
     def _admitted(self, message: m.Admitted) -> None:
         self._conversation = (message.incarnation, message.conversation)
         self._slot_waits = {message.incarnation: message.slot_wait_s}
+        if self._held_deadline is not None:
+            token, self._held_deadline = ("deadline", *self._held_deadline), None
+            self.dispatcher.call_later(message.slot_wait_s, self.actor_ref, TimerFired(token=token))
         ending = self._ending.get(message.incarnation)
         if ending is not None:
             self._end_conversation(ending)
@@ -439,6 +443,7 @@ class SessionActor(LoopActor):
                     incarnation=message.incarnation,
                     error=message.error,
                     usage=message.usage,
+                    cumulative=message.cumulative,
                     duration_ms=message.duration_ms,
                     nudgeable=message.nudgeable,
                     keeps_conversation=message.keeps_conversation,
@@ -491,13 +496,20 @@ class SessionActor(LoopActor):
         delay_s = max(0.0, command.deadline_s - self._now_s())
         self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=("deadline", command.turn_id, command.attempt)))
 
+    def _deadline_passed(self, turn_id: str, attempt: int) -> None:
+        """The wait for a start slot does not count: while it lasts, the deadline is held, and put off by as much."""
+        if self._started and self._conversation is None:
+            self._held_deadline = (turn_id, attempt)
+            return
+        self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
+
     def _timer(self, token: Any) -> None:
         match token:
             case ("wait", wait_id):
                 self._waits.pop(wait_id, None)
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
             case ("deadline", turn_id, attempt):
-                self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
+                self._deadline_passed(turn_id, attempt)
             case ("store", sequence) if self._writes.confirmed < sequence:
                 self._degrade(f"the checkpoint store has not answered within {STORE_PATIENCE_S:g} s")
                 self._confirm(sequence)
