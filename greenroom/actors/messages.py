@@ -144,6 +144,13 @@ class Detach(Message):
 
 
 @attrs.frozen(kw_only=True)
+class StartWaits(Message):
+    """The start has to wait: for a slot, for room, or for the death of the process before."""
+
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
 class Admitted(Message):
     """The supervisor has given the start a slot; `conversation` is the actor that runs it."""
 

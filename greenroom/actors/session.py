@@ -130,6 +130,8 @@ class SessionActor(LoopActor):
             case m.CancelTurn():
                 self._forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
+            case m.StartWaits():
+                self._emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
             case m.Admitted():
                 self._admitted(message)
             case m.ConversationOpened():
@@ -365,7 +367,6 @@ class SessionActor(LoopActor):
             cut_receipt=self._receipt if command.after_death else None,
         )
         self._started.add(command.incarnation)
-        self._emit(command.incarnation, None, (Lifecycle("waiting", "start slot"),))
         tell(
             self._supervisor,
             m.StartConversation(

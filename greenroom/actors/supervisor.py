@@ -85,8 +85,7 @@ class SupervisorActor(LoopActor):
             case m.SessionBegan():
                 self._session_began(message)
             case m.StartConversation():
-                self._queue.append((message, self.dispatcher.monotonic()))
-                self._grant()
+                self._asked(message)
             case m.WithdrawStart():
                 self._withdraw(message)
             case m.StartSettled():
@@ -122,6 +121,12 @@ class SupervisorActor(LoopActor):
         self._sessions[message.session_id] = _Session(ref=message.session)
         if self._closing is not None:
             tell(message.session, m.CloseSession())
+
+    def _asked(self, message: m.StartConversation) -> None:
+        self._queue.append((message, self.dispatcher.monotonic()))
+        self._grant()
+        if any(start is message for start, _ in self._queue):
+            tell(message.session, m.StartWaits(incarnation=message.launch.incarnation))
 
     def _start_settled(self, key: Hashable) -> None:
         self._starting.discard(key)

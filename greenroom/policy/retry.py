@@ -52,7 +52,10 @@ class RetryPolicy:
         _check(self.delays)
 
     def delays_data(self, rng: random.Random | None) -> tuple[float, ...]:
-        """Return the delays of one session in seconds, with jitter drawn from `rng` (None: without). Raises ValueError if a tenacity wait gives no usable number."""
+        """Return the delays of one session in seconds, with jitter drawn from `rng` (None: without).
+
+        Raises ValueError if a tenacity wait gives no usable number.
+        """
         plain = self.delays if self.wait is None or self.stop is None else _simulated(self.wait, self.stop)
         return tuple(delay_s * (1 + self.jitter * rng.random()) for delay_s in plain) if self.jitter and rng is not None else plain
 
