@@ -1,5 +1,7 @@
 """Supervised coding-agent sessions in parallel, from one process. Every public name is here; `greenroom.testing` has the doubles."""
 
+import logging
+
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import (
@@ -83,6 +85,9 @@ from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpoint
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 
 __version__ = "0.1.0"
+
+# A library is silent until its user configures logging.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Agent",

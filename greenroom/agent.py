@@ -164,6 +164,7 @@ class Agent:
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
+            log=self._log or room.log,
         )
         return Session(core, room, clock=clock, ids=ids)
 

@@ -59,7 +59,7 @@ class Greenroom:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.clock: Clock = clock or SystemClock()
         self.ids: IdAllocator = ids or RandomIds()
-        self._log = log or logger
+        self.log = log or logger
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}

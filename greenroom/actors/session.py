@@ -18,6 +18,7 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.ticket import Batch, TicketCore
 from greenroom.clock import TimerHandle
@@ -52,6 +53,7 @@ class SessionCore:
     store_key: str | None = None
     handlers: tuple[Any, ...] = ()
     room_id: str = ""
+    log: logging.Logger = logger
     view: SessionView = attrs.field(init=False)
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
@@ -183,6 +185,7 @@ class SessionActor(LoopActor):
             self._state, commands = step(self._state, self._inputs.popleft())
             self._core.view = public_snapshot(self._state)
             for command in commands:
+                log_command(self._core.log, self._core.session_id, command)
                 self._perform(command)
         self._advancing = False
 

@@ -78,7 +78,7 @@ def test_a_retry_policy_that_cannot_be_meant(arguments):
 def test_a_tenacity_wait_that_gives_no_number_is_refused_by_value():
     policy = RetryPolicy(wait=lambda _: float("nan"), stop=tenacity.stop_after_attempt(3))
     with pytest.raises(ValueError, match="finite"):
-        policy.delays_data(RNG)
+        policy.delays_data(random.Random(1))
 
 
 def test_only_transient_failures_of_a_turn_are_retried():
