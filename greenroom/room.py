@@ -67,7 +67,7 @@ class Greenroom:
         self._engine = engines.acquire()
         self.id = self.ids.new_id("room")
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
-            self._engine.loop, executor=LocalExecutor(), max_starting=max_starting, max_live=max_live
+            self._engine.loop, executor=LocalExecutor(), room_id=self.id, max_starting=max_starting, max_live=max_live
         )
         _rooms.add(self)
 

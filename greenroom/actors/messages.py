@@ -337,6 +337,28 @@ class ReapProcess(Message):
 
 
 @attrs.frozen(kw_only=True)
+class LinkReady(Message):
+    """A shared process has answered its handshake: its start slot is free."""
+
+    link_id: str
+
+
+@attrs.frozen(kw_only=True)
+class LinkRetired(Message):
+    """A shared process takes no new conversations."""
+
+    link_id: str
+
+
+@attrs.frozen(kw_only=True)
+class LinkGone(Message):
+    """A shared process has ended; what it left behind under `mark` must still be found and ended."""
+
+    link_id: str
+    mark: str | None
+
+
+@attrs.frozen(kw_only=True)
 class TurnOver(Message):
     """A turn of the session ended: its process may be idle now."""
 

@@ -69,6 +69,7 @@ ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "
 ERROR_TYPES |= {429: "rate_limit_error", 500: "api_error", 529: "overloaded_error"}
 FLOOD_BUFFER_BYTES = 1 << 20
 KILL_LINE_FOREVER = 1 << 30
+ORPHAN_LIFE_S = 300  # a test that died must not leave us for ever in a HANG
 
 
 class Interrupted(Exception):  # noqa: N818 - it is thrown into a turn, not raised by a failure
@@ -501,14 +502,20 @@ class Turn:
         """Write what comes with the model's first answer: Claude Code echoes the prompt no sooner."""
         if not self.echoed and self.messages:
             self.echoed = True
-            merged = "\n".join(m.text for m in self.messages) if len(self.messages) > 1 else None
-            self.echo(self.messages[-1], merged)
+            self.echo(self.messages[-1], self.merged() if len(self.messages) > 1 else None)
         if not self.message_id:
             self.message_id = new_id("msg")
             self.message_ids.append(self.message_id)
             self.index = 0
             self.cli.money.request()
             self.stream({"type": "message_start", "message": self.message([])}, first=True)
+
+    def merged(self) -> Any:
+        """Return the content that several messages have as one: texts in lines, blocks one after the other."""
+        contents = [message.content for message in self.messages]
+        if all(isinstance(content, str) for content in contents):
+            return "\n".join(contents)
+        return [block for content in contents for block in ([{"type": "text", "text": content}] if isinstance(content, str) else content)]
 
     def message(self, content: list[Frame]) -> Frame:
         head: Frame = {"id": self.message_id, "type": "message", "role": "assistant", "model": MODEL, "content": content}
@@ -550,6 +557,7 @@ class Turn:
     def assistant(self, block: Frame, **extra: Any) -> None:
         frame: Frame = {"type": "assistant", "message": {**self.message([block]), "context_management": None}, "parent_tool_use_id": None}
         self.send({**frame, **self.common(), "request_id": new_id("req"), **extra, **self.named()})
+        self.first_answer = False
 
     def end_message(self, stop_reason: str) -> None:
         if self.message_id:
@@ -557,7 +565,6 @@ class Turn:
             self.stream({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 8}})
             self.stream({"type": "message_stop"})
         self.message_id = ""
-        self.first_answer = False
 
     def tool_use(self, name: str, tool_input: Any) -> str:
         tool_id = new_id("toolu")
@@ -630,20 +637,22 @@ class Turn:
                 "session_id": self.cli.session_id,
                 "uuid": new_uuid(),
             }
-            self.send({**frame, **({"user_message_uuids": self.uuids} if self.uuids and self.first_answer else {})})
+            self.send({**frame, **({"user_message_uuids": self.uuids} if self.uuids else {})})
 
     def take(self) -> None:
         """Note what the model is now asked: a prompt of its own, or going on with the one before."""
         store = self.cli.store
         if self.self_steps is not None:
             return
-        content, text = self.messages[-1].content, "\n".join(message.text for message in self.messages)
+        texts = [message.text for message in self.messages if message.text]
+        text = "\n".join(texts)
         failed = store.last_end == "api_error"
         uuids = [message.uuid for message in self.messages]
         store.close_cut_turn()
-        if is_nudge(content):
+        empty = all(is_nudge(message.content) for message in self.messages)
+        if empty:
             text = "(no content)"
-        if store.prompts and (is_nudge(content) and failed):
+        if store.prompts and empty and failed:
             store.add("go_on", uuids=uuids, text="")
         elif text.strip().startswith(CONTINUE):
             store.add("go_on", uuids=uuids, text=text)
@@ -722,7 +731,7 @@ class Turn:
         self.is_error = error
         usage = usage_of(dict.fromkeys(Money.FIELDS, 0) if aborted and reason == "aborted_streaming" else money.turn, error=error)
         money.turn = dict.fromkeys(Money.FIELDS, 0)
-        named = self.result_names(aborted=aborted)
+        named = self.result_names(error=error)
         frame: Frame = {
             "duration_api_ms": 5,
             "stop_reason": stop,
@@ -746,12 +755,12 @@ class Turn:
         self.cli.results += 1
         self.send({**frame, "model_usage_since_last_result": money.report()})
 
-    def result_names(self, *, aborted: bool) -> Frame:
+    def result_names(self, *, error: bool) -> Frame:
         uuids = self.uuids or self.resumed_uuids
         if not uuids:
             return {}
         named: Frame = {"user_message_uuid": self.opening_uuid(uuids), "user_message_uuids": uuids}
-        if not aborted:
+        if not error:
             named |= {"request_sent_wall_ms": int(time.time() * 1000)}
             named |= {"first_request_input_tokens": 150, "first_request_cache_read_input_tokens": 30}
         return named
@@ -777,13 +786,15 @@ class Turn:
         if self.message_id:
             self.end_message("end_turn")
         reason = "aborted_tools" if tool else "aborted_streaming"
-        stop = "tool_use" if tool else None
+        stop = "tool_use" if self.rounds > 1 else None
         self.cli.store.add("marker", text=marker)
         self.cli.store.add("end", reason=reason)
         self.rounds += 1
         why = f"[ede_diagnostic] result_type=user last_content_type=n/a stop_reason={stop or 'null'}"
+        for message in self.steered:
+            self.lifecycle(message, "cancelled")
         self.result("error_during_execution", stop, reason, {"errors": [why]}, error=True)
-        for message in (*self.steered, *self.messages):
+        for message in self.messages:
             self.lifecycle(message, "cancelled")
 
     def fail(self, error: ApiError) -> None:
@@ -799,15 +810,15 @@ class Turn:
         frame: Frame = {"type": "assistant", "message": synthetic, "parent_tool_use_id": None, **self.common(), "error": error.kind}
         if status:
             frame["request_id"] = new_id("req")
-        self.send({**frame, "is_api_error_message": True, **known})
+        self.send({**frame, "is_api_error_message": True, **known, **self.named()})
         for message in self.steered:
-            self.lifecycle(message, "completed")
+            self.lifecycle(message, "cancelled")
         self.cli.store.add("end", reason="api_error")
         reason = "prompt_too_long" if error.text.startswith("Prompt is too long") else "api_error"
         middle = {"api_error_status": status, **known, "result": error.text}
         self.result("success", "stop_sequence", reason, middle, error=True)
         for message in self.messages:
-            self.lifecycle(message, "completed")
+            self.lifecycle(message, "cancelled")
 
     # --- directives: what the model does ---
 
@@ -1247,6 +1258,7 @@ class Cli:
         data = os.read(0, 1 << 16)
         if not data:
             self.eof = True
+            signal.alarm(ORPHAN_LIFE_S)
             if self.input:
                 self.bad_input(bytes(self.input))
             return
@@ -1287,9 +1299,11 @@ class Cli:
         if queued.uuid in self.store.taken:
             self.swallow(queued)
             return
+        if any(waiting.uuid == queued.uuid for waiting in self.queue):
+            return
         if queued.given:
             self.lifecycle(queued.given, "queued")
-        queued.waited = self.turn is not None
+        queued.waited = self.turn is not None or bool(self.queue)
         self.queue.append(queued)
 
     def swallow(self, message: Message) -> None:
@@ -1422,12 +1436,10 @@ class Cli:
         self.run(Turn(self, messages))
 
     def merges(self, count: int) -> bool:
-        """Whether the first message is merged with the one at `count`: both came during a turn, and both are plain prompts."""
+        """Whether the first message is merged with the one at `count`: both came during a turn, or behind another message."""
         if count >= len(self.queue):
             return False
-        both = (self.queue[0], self.queue[count])
-        stands_alone = any(is_nudge(message.content) or message.text.startswith(CONTINUE) for message in both)
-        return not stands_alone and all(message.waited and message.priority == "next" for message in both)
+        return all(message.waited and message.priority == "next" for message in (self.queue[0], self.queue[count]))
 
     def replay_late(self) -> None:
         late, self.late = self.late, None

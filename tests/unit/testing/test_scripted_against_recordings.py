@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import time
 
 import pytest
 
@@ -49,6 +50,8 @@ def replayed(name, tmp_path):
                 said += not is_delta(peer.frame())
             if frame["type"] == "control_response":
                 frame["response"]["request_id"] = peer.frames[-1]["request_id"]
+            if frame.get("request", {}).get("subtype") == "interrupt":
+                time.sleep(0.15)  # so that there is some text: pieces of it are not seen without partial messages
             peer.send(frame)
         peer.rest()
         return compared(peer.frames), compared(frame for direction, frame in script if direction == "out")
