@@ -95,6 +95,10 @@ class Agent:
     ) -> None:
         if confinement is not None:
             raise ProviderCapabilityError("confinement is not supported by this version")
+        if not isinstance(permissions, NativePermissions):
+            raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
+        if not isinstance(approvals, ApprovalPolicy):
+            raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
         self._room = room
         self._clock = clock
         self._ids = ids
@@ -286,6 +290,8 @@ class Session:
         cannot do, SessionStateError while a turn runs and after close.
         """
         self._check()
+        if not isinstance(request, TurnRequest):
+            raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
         transport = self._core.transport
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
