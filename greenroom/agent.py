@@ -197,6 +197,7 @@ class TurnTicket:
     expected_conversation: str | None
     strict: bool
     pinned: bool
+    _session_id: str = attrs.field(repr=False)
     _core: TicketCore = attrs.field(repr=False)
     _clock: Clock = attrs.field(repr=False)
 
@@ -314,6 +315,7 @@ class Session:
             expected_conversation=reply.get(),
             strict=expect_conversation is not None,
             pinned=pin,
+            session_id=self.id,
             core=core,
             clock=self._clock,
         )
@@ -489,6 +491,9 @@ class Session:
         # A closed session has settled the ticket: its own error says more than ours.
         if not self._room._pid_is_ours():  # noqa: SLF001
             self._room._check()  # noqa: SLF001
+        # Before it is marked begun: its own session can still run it.
+        if ticket._session_id != self.id:  # noqa: SLF001
+            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._session_id!r}, not to {self.id!r}")  # noqa: SLF001
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
         ref = self._ref

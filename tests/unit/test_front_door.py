@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom import Agent, ApprovalPolicy, NativeMode, NativePermissions, TurnRequest
+from greenroom import Agent, ApprovalPolicy, NativeMode, NativePermissions, SessionStateError, TurnRequest
 from greenroom.testing import FakeTransport
 
 
@@ -31,3 +31,12 @@ def test_a_prompt_is_no_request(tmp_path):
 def test_a_timeout_that_cannot_be_meant_is_refused(timeout):
     with pytest.raises(ValueError, match="timeout must be more than 0"):
         TurnRequest("x", timeout=timeout)
+
+
+def test_a_ticket_of_another_session_is_refused_and_not_used_up(tmp_path):
+    agent = Agent(FakeTransport(), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
+    with agent.session(tmp_path) as its_own, agent.session(tmp_path) as other:
+        ticket = its_own.prepare_turn(TurnRequest("x"))
+        with pytest.raises(SessionStateError, match=f"belongs to session '{its_own.id}', not to '{other.id}'"):
+            other.run(ticket)
+        assert its_own.run(ticket).result.text == "echo: x"
