@@ -95,6 +95,10 @@ class Agent:
     ) -> None:
         if confinement is not None:
             raise ProviderCapabilityError("confinement is not supported by this version")
+        if not isinstance(permissions, NativePermissions):
+            raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
+        if not isinstance(approvals, ApprovalPolicy):
+            raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
         self._room = room
         self._clock = clock
         self._ids = ids
@@ -195,6 +199,7 @@ class TurnTicket:
     expected_conversation: str | None
     strict: bool
     pinned: bool
+    _session_id: str = attrs.field(repr=False)
     _core: TicketCore = attrs.field(repr=False)
     _clock: Clock = attrs.field(repr=False)
 
@@ -288,6 +293,8 @@ class Session:
         cannot do, SessionStateError while a turn runs and after close.
         """
         self._check()
+        if not isinstance(request, TurnRequest):
+            raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
         transport = self._core.transport
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
@@ -310,6 +317,7 @@ class Session:
             expected_conversation=reply.get(),
             strict=expect_conversation is not None,
             pinned=pin,
+            session_id=self.id,
             core=core,
             clock=self._clock,
         )
@@ -485,6 +493,9 @@ class Session:
         # A closed session has settled the ticket: its own error says more than ours.
         if not self._room._pid_is_ours():  # noqa: SLF001
             self._room._check()  # noqa: SLF001
+        # Before it is marked begun: its own session can still run it.
+        if ticket._session_id != self.id:  # noqa: SLF001
+            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._session_id!r}, not to {self.id!r}")  # noqa: SLF001
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
         ref = self._ref

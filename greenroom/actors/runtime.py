@@ -206,7 +206,8 @@ class LoopActor(pykka.Actor):
         took_s = time.perf_counter() - began_s
         if took_s > SLOW_HANDLER_S:
             name = type(envelope.message).__name__ if envelope is not None else "on_start"
-            logger.warning("%s spent %.0f ms on %s", type(self).__name__, took_s * 1e3, name)
+            # Not a warning: on a busy machine it happens, and without a configured log a warning lands on the user's terminal.
+            logger.info("%s spent %.0f ms on %s", type(self).__name__, took_s * 1e3, name)
         return not self.actor_stopped.is_set()
 
     def _stop(self) -> None:

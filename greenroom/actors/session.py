@@ -61,7 +61,9 @@ class SessionCore:
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
-        self.view = public_snapshot(initial(self.settings))
+        # As the actor's own first step will have it: what the session resumes is known before the loop gets there.
+        state, _ = step(initial(self.settings), e.Start(now_s=0.0, checkpoint=self.checkpoint))
+        self.view = public_snapshot(state)
 
     def claim_key(self, conversation_id: str) -> Key:
         """The key under which a conversation of this session's provider is claimed."""

@@ -17,6 +17,7 @@ import attrs
 from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.model import NativeMode, StdioMcpServer
 from greenroom.transports.base import LaunchSpec
+from greenroom.transports.environment import PARENT_MARKERS
 
 MARK = "GREENROOM_MARK"
 MARK_SEPARATOR = ":"
@@ -27,20 +28,7 @@ WRITE_HOOK = Path(__file__).with_name("writehook.py")
 WRITING_TOOLS = "Edit|MultiEdit|Write|NotebookEdit"
 
 # What Claude Code sets for the commands it runs, and what a host sets for one restart: a process of ours is nobody's child session.
-_PARENT_MARKERS = frozenset(
-    {
-        "CLAUDECODE",
-        "CLAUDE_CODE_ENTRYPOINT",
-        "CLAUDE_CODE_SSE_PORT",
-        "CLAUDE_CODE_SESSION_ID",
-        "CLAUDE_CODE_CHILD_SESSION",
-        "CLAUDE_CODE_CHILD_NOTES_DIR",
-        "CLAUDE_CODE_EXECPATH",
-        "CLAUDE_CODE_PARENT_SESSION_ID",
-        "CLAUDE_EFFORT",
-        "AI_AGENT",
-    }
-)
+_PARENT_MARKERS = PARENT_MARKERS | {"CLAUDE_CODE_PARENT_SESSION_ID", "AI_AGENT"}
 _PARENT_PREFIXES = ("CLAUDE_CODE_RESUME_", "CLAUDE_CODE_MESSAGING_")
 
 PERMISSION_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits"}

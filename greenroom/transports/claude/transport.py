@@ -221,8 +221,9 @@ def _real(path: Path) -> str:
 
 
 def _check_prompt(prompt: str) -> None:
-    if prompt and not prompt.strip():
-        raise _unable("a prompt of blanks only is not sent to the model")
+    if not prompt.strip():
+        # The model would be shown "(no content)" and answer that (seen on 2.1.332): a turn paid for nothing.
+        raise _unable(f"the prompt is {'of blanks only' if prompt else 'empty'}")
     if (size := too_long(prompt)) is not None:
         raise _unable(f"the prompt takes {size} bytes on the wire; at most {MAX_TEXT_BYTES} are possible", hint="put it into a file")
 

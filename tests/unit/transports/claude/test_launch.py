@@ -22,6 +22,7 @@ from greenroom.transports.claude.launch import (
     schema_goes_by_handshake,
     settings_for,
 )
+from greenroom.transports.environment import PARENT_MARKERS
 
 CWD = pathlib.Path("/repo")
 WORKSPACE = NativePermissions(NativeMode.WORKSPACE_WRITE, writable_roots=("/data", "sub"))
@@ -143,6 +144,11 @@ def test_an_inherited_environment_loses_the_markers_only() -> None:
         "CLAUDE_CODE_MAX_RETRIES": "3",
         "GREENROOM_MARK": "m-1",
     }
+
+
+def test_what_any_cli_leaves_for_its_tools_is_a_marker() -> None:
+    inherited = dict.fromkeys(PARENT_MARKERS, "1")
+    assert set(env_for(launch(), given=None, inherited=inherited)) == {"GREENROOM_MARK", "CLAUDE_CODE_MAX_RETRIES"}
 
 
 def test_a_given_environment_is_exactly_that() -> None:
