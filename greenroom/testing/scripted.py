@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import sys
 from typing import Any
 
 import attrs
 
-SCRIPT = pathlib.Path(__file__).with_name("scripted_claude.py")
-_LAUNCH = "import sys; sys.path.append({folder!r}); from scripted_claude import main; main()"
+_FOLDER = str(pathlib.Path(__file__).parent)
 _SHEBANG_LIMIT = 120
 
 
@@ -26,26 +26,43 @@ def scripted_claude_argv() -> tuple[str, ...]:
 
     It imports the script instead of running it, so that Python's cache of compiled code halves the start-up time (to about 10 ms).
     """
-    return (sys.executable, "-S", "-E", "-c", _LAUNCH.format(folder=str(SCRIPT.parent)))
+    return (sys.executable, "-S", "-E", "-c", _launch("scripted_claude"))
+
+
+def replayed_claude_argv(recording: pathlib.Path | str) -> tuple[str, ...]:
+    """Return a command that stands for `claude` and plays a recording; see `greenroom.testing.replay_claude`."""
+    return (sys.executable, "-S", "-E", "-c", _launch("replay_claude"), str(recording))
 
 
 def write_scripted_claude(directory: pathlib.Path | str, name: str = "claude") -> pathlib.Path:
     """Write an executable that behaves as `claude`, and return its path. The directory is made if it is missing."""
-    path = pathlib.Path(directory) / name
+    return _write(pathlib.Path(directory) / name, _launch("scripted_claude"))
+
+
+def write_replayed_claude(directory: pathlib.Path | str, recording: pathlib.Path | str, name: str = "claude") -> pathlib.Path:
+    """Write an executable named `claude` that plays a recording, and return its path."""
+    return _write(pathlib.Path(directory) / name, _launch("replay_claude", str(pathlib.Path(recording).absolute())))
+
+
+def _launch(module: str, *arguments: str) -> str:
+    """Return the code that runs a script of this folder, with arguments put before those of the command."""
+    before = f"sys.argv[1:1] = {list(arguments)!r}; " if arguments else ""
+    return f"import sys; sys.path.append({_FOLDER!r}); {before}from {module} import main; main()"
+
+
+def _write(path: pathlib.Path, code: str) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_wrapper(), encoding="utf-8")
+    path.write_text(_wrapper(code), encoding="utf-8")
     path.chmod(0o755)
     return path
 
 
-def _wrapper() -> str:
-    launch = _LAUNCH.format(folder=str(SCRIPT.parent)).replace("; ", "\n") + "\n"
+def _wrapper(code: str) -> str:
     shebang = f"#!{sys.executable} -SE"
     if len(shebang) <= _SHEBANG_LIMIT and " " not in sys.executable:
-        return f"{shebang}\n{launch}"
+        return f"{shebang}\n{code}\n"
     # the kernel cuts long first lines and splits none: a shell starts what does not fit
-    code = launch.strip().replace("'", '"')
-    return f"#!/bin/sh\nexec '{sys.executable}' -S -E -c '{code}' \"$@\"\n"
+    return f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S -E -c {shlex.quote(code)} "$@"\n'
 
 
 @attrs.frozen(kw_only=True)

@@ -43,7 +43,7 @@ _PARENT_MARKERS = frozenset(
 )
 _PARENT_PREFIXES = ("CLAUDE_CODE_RESUME_", "CLAUDE_CODE_MESSAGING_")
 
-_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits"}
+PERMISSION_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits"}
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ def _conversation_arguments(launch: LaunchSpec) -> tuple[str, ...]:
 
 def _permission_arguments(launch: LaunchSpec) -> tuple[str, ...]:
     roots = writable_roots(launch)
-    return ("--permission-mode", _MODES[launch.spec.permissions.mode], *(("--add-dir", *roots) if roots else ()))
+    return ("--permission-mode", PERMISSION_MODES[launch.spec.permissions.mode], *(("--add-dir", *roots) if roots else ()))
 
 
 def writable_roots(launch: LaunchSpec) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ def credential_in_use(env: Mapping[str, str]) -> str:
 
 def refuse_permissions(launch_mode: NativeMode, *, network: bool) -> None:
     """Raise ProviderCapabilityError for what Claude Code cannot promise."""
-    if launch_mode not in _MODES:
+    if launch_mode not in PERMISSION_MODES:
         raise ProviderCapabilityError(
             f"permission mode {launch_mode.value!r} is not supported: its sandbox always lets commands write the working directory",
             provider="claude",

@@ -22,6 +22,7 @@ from greenroom.transports.claude import binary, transcript
 from greenroom.transports.claude.codec import ClaudeCodec
 from greenroom.transports.claude.config import MAX_LINE_BYTES, CodecConfig
 from greenroom.transports.claude.launch import (
+    PERMISSION_MODES,
     ClaudeHook,
     argv_for,
     env_for,
@@ -176,6 +177,8 @@ class ClaudeStreamTransport:
         return CodecConfig(
             argv=argv,
             approvals=launch.spec.approvals,
+            permission_mode=PERMISSION_MODES[launch.spec.permissions.mode],
+            sandboxed=launch.spec.permissions.mode is NativeMode.WORKSPACE_WRITE,
             resume_id=launch.resume_id,
             proposed_id=launch.proposed_id,
             previous_usage=launch.previous_usage,

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
+
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, SteerConsumed, SteerDelivered, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
-from greenroom.transports.claude import lines, outcome, usage
+from greenroom.transports.claude import lines, mapping, outcome, usage
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame
@@ -147,6 +149,7 @@ class Turns:
         if turn.started and not turn.line_lost:
             turn.settle_until_s = now_s + SETTLE_S
         else:
+            turn.dropped = not turn.started
             yield from self._settle(turn, now_s)
 
     def _completed(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -324,6 +327,8 @@ class Turns:
     def _our_result(self, turn: OpenAttempt, frame: Frame, spent: ProviderUsage, now_s: float) -> Iterator[Output]:
         self._owner = Owner.NOBODY
         turn.results.append(frame)
+        if outcome.is_aborted(frame) and not spent.tokens.total_input:
+            spent = attrs.evolve(spent, increment_known=False)  # cut before the model's first count: the call was made all the same
         turn.usage = usage.add(turn.usage, spent)
         turn.seen.clear()
         turn.started, turn.settle_until_s = True, None
@@ -364,7 +369,9 @@ class Turns:
 
     def _verdict(self, turn: OpenAttempt) -> outcome.Verdict:
         resumed = self._config.resume_id is not None
-        return outcome.Verdict(turn, session_id=self.session_id, resumed=resumed, cumulative=self._ledger.cumulative())
+        return outcome.Verdict(
+            turn, session_id=self.session_id or self._config.resume_id, resumed=resumed, cumulative=self._ledger.cumulative()
+        )
 
     def _close(self) -> None:
         self.open = None
@@ -377,7 +384,7 @@ class Turns:
         for denial in frame.permission_denials or ():
             if isinstance(denial, dict):
                 tool, tool_use_id = str(denial.get("tool_name") or ""), str(denial.get("tool_use_id") or "")
-                yield from self.denied(turn, tool, tool_use_id, str(denial.get("tool_input") or ""), now_s)
+                yield from self.denied(turn, tool, tool_use_id, mapping.brief(denial.get("tool_input")), now_s)
 
     def denied(self, turn: OpenAttempt, tool: str, tool_use_id: str, detail: str, now_s: float) -> Iterator[Output]:
         """Something was not allowed: tell it once, and fail the turn if the caller wants that."""

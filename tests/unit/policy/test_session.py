@@ -225,6 +225,10 @@ def test_a_second_run_of_the_running_turn_is_ignored():
     assert Play().running().run("t1").words == "Ignored"
 
 
+def test_a_repeated_run_of_a_turn_that_is_being_closed_settles_nothing():
+    assert Play().running().told(Close).run("t1").words == "Ignored"
+
+
 def test_start_comes_once():
     play = Play(C1).told(Start, checkpoint=Checkpoint("c9"))
     assert (play.words, play.state.conversation_id) == ("Ignored", "c1")
@@ -315,6 +319,19 @@ def test_adopt(play, accepted):
     assert play.last == (AdoptVerdict(request_id="r", accepted=accepted),)
     if accepted:
         assert play.prepare("t2", expect="c9").run().words == "Open(resume c9)"
+
+
+def test_a_name_that_is_told_before_anything_was_sent_becomes_public_with_the_attempt():
+    play = Play().prepare().run().named("c1")
+    assert play.state.conversation_id is None
+    assert play.opened().state.conversation_id == "c1"
+    play = Play(supports_resume=False).prepare().run().named("c1").interrupted().prepare("t2", pin=True)
+    assert play.latest(Grant).expected_conversation is None
+
+
+def test_a_name_that_comes_after_the_turn_is_kept_and_checkpointed():
+    play = Play().turn_done(name=None).named("c1")
+    assert (play.words, play.state.conversation_id) == ("SaveCheckpoint(c1)", "c1")
 
 
 def test_a_rename_between_turns_is_checkpointed():
