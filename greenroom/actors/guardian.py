@@ -50,6 +50,7 @@ class GuardianActor(LoopActor):
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
         self._guard: Guard | None = None
+        self._latest: Guard | None = None  # assigned on the starter thread, by a job; read there, by a later one
         self._fd: int | None = None
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
 
@@ -73,9 +74,10 @@ class GuardianActor(LoopActor):
     def _offload(self, start: Callable[[], Guard]) -> None:
         def job() -> Message:
             try:
-                return GuardStarted(guard=start(), error=None)
+                self._latest = start()
             except OSError as error:
                 return GuardStarted(guard=None, error=error)
+            return GuardStarted(guard=self._latest, error=None)
 
         self.dispatcher.offload(job, self.actor_ref)
 
@@ -117,7 +119,15 @@ class GuardianActor(LoopActor):
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()
-            self.dispatcher.offload(lambda: _reap(guard, self.dispatcher), self.actor_ref)
+        # The starter's jobs run in order: a guard that is just being started is there by then, and must not stay.
+        self.dispatcher.offload(self._reap_latest, self.actor_ref)
+
+    def _reap_latest(self) -> Message:
+        guard, self._latest = self._latest, None
+        if guard is not None:
+            guard.close()
+            _reap(guard, self.dispatcher)
+        return GuardGone()
 
 
 @attrs.frozen(kw_only=True)
@@ -131,11 +141,10 @@ def _replace(dead: Guard) -> Guard:
     return guard
 
 
-def _reap(guard: Guard, dispatcher: Dispatcher) -> Message:
+def _reap(guard: Guard, dispatcher: Dispatcher) -> None:
     # On the starter thread, which is ending with us: a short bounded wait for a process that exits at once.
     for _ in range(REAP_ROUNDS):
         if guard.poll() is not None:
             break
         dispatcher.clock.wait(REAP_S)
     guard.release()
-    return GuardGone()
