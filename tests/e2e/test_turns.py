@@ -170,36 +170,36 @@ def test_a_timeout_interrupts_and_the_next_turn_works(stage: Stage) -> None:
     assert (two.result.text, two.conversation_id) == ("two", kept)
 
 
-def test_a_prompt_with_a_slash_is_answered_by_the_cli_itself(stage: Stage) -> None:
-    with stage.session() as session:
-        turn = stage.run(session, "/cost")
-        assert "cost" in turn.result.text.lower()
-        assert stage.server.requests == []
-        assert stage.run(session, "SAY one").result.text == "one"
-
-
-def test_clear_changes_the_conversation(stage: Stage) -> None:
+@pytest.mark.parametrize("prompt", ["/clear", "/cost now", "/nosuch", "!ls", "#note"])
+def test_a_prompt_that_looks_like_a_command_reaches_the_model_as_text(stage: Stage, prompt: str) -> None:
     with stage.session() as session:
         one = stage.run(session, "SAY one")
-        stage.run(session, "/clear")
-        after = stage.run(session, "SAY two")
-        assert after.conversation_id == session.conversation_id != one.conversation_id
-        session.release()
-        assert stage.run(session, "SAY three").conversation_id == after.conversation_id
-    assert stage.shown("SAY one")[-1] == 0
-    assert stage.shown("SAY two")[-1] == 1
+        turn = stage.run(session, prompt)
+        assert turn.result.text == f"echo: {prompt}"
+        assert turn.conversation_id == one.conversation_id
+    assert stage.shown("SAY one")[-1] == stage.shown(prompt)[-1] == 1
 
 
-def test_five_megabytes_of_prompt(stage: Stage) -> None:
+def test_a_large_prompt(stage: Stage) -> None:
     with stage.session() as session:
-        turn = stage.run(session, "SAY got it\n" + "x" * 5_000_000)
+        turn = stage.run(session, "SAY got it\n" + "x" * 400_000)
     assert turn.result.text == "got it"
-    assert any(len(text) > 5_000_000 for _, text in stage.server.seen(0))
+    assert any(text.count("x") >= 400_000 for _, text in stage.server.seen(0))
+
+
+def test_five_megabytes_of_prompt_are_too_much_for_the_model_and_no_trouble_for_the_pipes(stage: Stage) -> None:
+    with stage.session() as session:
+        with pytest.raises(TurnFailedError) as failed:
+            stage.run(session, "SAY got it\n" + "x" * 5_000_000)
+        assert failed.value.kind is FailureKind.CONTEXT_OVERFLOW
+        assert session.conversation_id is None
+        assert stage.run(session, "SAY next").result.text == "next"
+    assert stage.shown("SAY next")[-1] == 1
 
 
 def test_bytes_that_no_text_has(stage: Stage) -> None:
     with stage.session() as session:
-        turn = stage.run(session, "SAY a\x00b \ud800 \U0001f600 \u2028 end")
+        turn = stage.run(session, "SAY a\x00b \ud800 \U0001f600 end")
         assert stage.run(session, "SAY next").result.text == "next"
     assert turn.result.text.startswith("a")
     assert turn.result.text.endswith("end")
@@ -247,8 +247,7 @@ def test_an_unprompted_turn_in_front_of_a_prompt(stage: Stage) -> None:
         stage.run(session, f"TOOL Bash {command}\nSAY started")
         turns = [stage.begin(session, f"SAY text-{number}") for number in range(1)]
         texts = [turn.join().result.text for turn in turns]
-        for number in range(1, 12):
-            texts.append(stage.run(session, f"SAY text-{number}").result.text)
+        texts += [stage.run(session, f"SAY text-{number}").result.text for number in range(1, 12)]
     assert texts == [f"text-{number}" for number in range(12)]
 
 
