@@ -23,8 +23,8 @@ from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.ticket import Batch, TicketCore
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
-from greenroom.events import AgentEvent, Lifecycle, TransportDied, TransportRestarted
-from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, TurnRequest
+from greenroom.events import AgentEvent, Lifecycle, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
@@ -108,6 +108,7 @@ class SessionActor(LoopActor):
         self._held_deadline: tuple[str, int] | None = None
         self._waits: dict[int, TimerHandle] = {}
         self._sequence = 0
+        self._interrupt_told: str | None = None
         self._writes = _PendingStore()
 
     def on_start(self) -> None:
@@ -223,6 +224,7 @@ class SessionActor(LoopActor):
                 self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
+                self._tell_interrupt(command.turn)
                 self._settle(command.turn.turn_id, lambda ticket: ticket.finish(command.turn))
             case c.Fail():
                 self._core.spent = _sum(self._core.spent, getattr(command.error, "usage", None))
@@ -325,6 +327,8 @@ class SessionActor(LoopActor):
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller and to the observers."""
         turn_id = turn_id or self._core.view.turn_id
+        if any(isinstance(event, TurnInterrupted) for event in events):
+            self._interrupt_told = turn_id
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
         if ticket is not None and ticket.sink is not None:
@@ -344,6 +348,11 @@ class SessionActor(LoopActor):
                 self._hold_reading(hold=True)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+
+    def _tell_interrupt(self, turn: Turn) -> None:
+        """Say that the turn was interrupted, if no process was there to say it."""
+        if turn.result.interrupted and self._interrupt_told != turn.turn_id:
+            self._emit(0, turn.turn_id, (TurnInterrupted(),))
 
     def _hold_reading(self, *, hold: bool) -> None:
         if self._conversation is not None:
