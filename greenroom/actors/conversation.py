@@ -50,10 +50,12 @@ class Launched(Message):
 
     process: Process
     launch: Launch
+    reaper: Ref
 
     def refuse(self) -> None:
         """Nobody owns it any more: it must not live."""
         self.process.kill()
+        tell(self.reaper, m.ReapProcess(process=self.process))
         self.process.close()
 
 
@@ -72,16 +74,17 @@ class _Fds:
     exit_: int | None = None
 
 
-def launch_job(transport: StreamTransport, spec: LaunchSpec, executor: Executor) -> Callable[[], Message]:
-    """Return the job that starts the process, on the starter thread."""
+def launch_job(transport: StreamTransport, spec: LaunchSpec, executor: Executor, reaper: Ref) -> Callable[[], Message]:
+    """Return the job that starts the process, on the starter thread. The transport's own executor comes before `executor`."""
 
     def job() -> Message:
         try:
             launch = transport.launch(spec)
-            return Launched(process=executor.start(launch.argv, launch.cwd, launch.env), launch=launch)
+            process = (transport.executor or executor).start(launch.argv, launch.cwd, launch.env)
+            return Launched(process=process, launch=launch, reaper=reaper)
         except GreenroomError as error:
             return LaunchFailed(error=error)
-        except Exception as error:  # noqa: BLE001 - whatever a transport raises is an answer to the start, never a hang
+        except BaseException as error:  # noqa: BLE001 - a sys.exit included: whatever a transport raises is an answer to the start, never a hang
             failure = GreenroomError(f"the process could not be started: {error!r}")
             failure.__cause__ = error
             return LaunchFailed(error=failure)

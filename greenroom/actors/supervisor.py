@@ -22,7 +22,6 @@ from greenroom.actors.conversation import ConversationActor, launch_job
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.worker import WorkerConversationActor
-from greenroom.errors import TransportDiedError
 from greenroom.transports.base import Executor, Process, StreamTransport
 from greenroom.transports.marks import Sweep
 
@@ -176,7 +175,7 @@ class SupervisorActor(LoopActor):
                 session=start.session,
                 supervisor=self.actor_ref,
                 spec=start.launch,
-                job=launch_job(transport, start.launch, transport.executor or self._executor),
+                job=launch_job(transport, start.launch, self._executor, self.actor_ref),
             )
         else:
             ref = WorkerConversationActor.start(
@@ -203,19 +202,7 @@ class SupervisorActor(LoopActor):
             start = item[0]
             if start.session_id == message.session_id and start.launch.incarnation == message.incarnation:
                 self._queue.remove(item)
-                never = TransportDiedError(reason="it was never started")
-                tell(
-                    session.ref,
-                    m.Down(
-                        incarnation=message.incarnation,
-                        error=never,
-                        expected=True,
-                        refused=False,
-                        sent=False,
-                        usage=None,
-                        duration_ms=0,
-                    ),
-                )
+                tell(session.ref, m.never_started(message.incarnation))
                 return
         ref = session.conversations.get(message.incarnation)
         if ref is not None:
@@ -243,7 +230,11 @@ class SupervisorActor(LoopActor):
 
     def _sweep_round(self, batch: _Batch, round_: int) -> None:
         def job() -> Message:
-            batch.sweep.round(signal.SIGTERM if round_ < TERM_ROUNDS else signal.SIGKILL)
+            try:
+                batch.sweep.round(signal.SIGTERM if round_ < TERM_ROUNDS else signal.SIGKILL)
+            except Exception:
+                # No descriptor left, no memory: looked at again, a bounded number of times. Without an answer nothing would ever close.
+                logger.exception("a scan for left processes failed")
             return Swept(batch=batch, remaining=batch.sweep.unended, clean=batch.sweep.done, round_=round_)
 
         self.dispatcher.offload(job, self.actor_ref)
@@ -272,7 +263,11 @@ class SupervisorActor(LoopActor):
 
     def _reap(self, process: Process, round_: int) -> None:
         def job() -> Message:
-            return Reaped(process=process, gone=process.poll() is not None, round_=round_)
+            try:
+                return Reaped(process=process, gone=process.poll() is not None, round_=round_)
+            except Exception:
+                logger.exception("a killed process could not be polled")
+                return Reaped(process=process, gone=False, round_=round_)
 
         self.dispatcher.offload(job, self.actor_ref)
 
@@ -336,6 +331,8 @@ class SupervisorActor(LoopActor):
         """Nobody may wait for a supervisor that crashed."""
         if error is None:
             return
+        for start, _ in self._queue:
+            start.refuse()
         for ref in self._live.values():
             tell(ref, m.EndConversation(kill=True, reason="the supervisor crashed"))
         for session in self._sessions.values():
