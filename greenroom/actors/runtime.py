@@ -113,10 +113,19 @@ class Inbox:
             _refuse(envelope)
 
 
+def _answer(message: object) -> None:
+    """Let a message that nobody will handle answer for itself. A refusal that fails must not end the loop, or leave the next unanswered."""
+    if not isinstance(message, Message):
+        return
+    try:
+        message.refuse()
+    except Exception:
+        logger.exception("%s failed to answer for itself", type(message).__name__)
+
+
 def _refuse(envelope: Envelope[Any]) -> None:
     message = envelope.message
-    if isinstance(message, Message):
-        message.refuse()
+    _answer(message)
     if envelope.reply_to is None:
         return
     if isinstance(message, pykka_messages._ActorStop):  # noqa: SLF001
@@ -227,6 +236,8 @@ class LoopActor(pykka.Actor):
             exc_info=(type(error), error, error.__traceback__),
         )
         self._terminate(error)
+        # Whoever waits for the very message on which it crashed; `on_down` has said why, where it could.
+        _answer(message)
 
     def _terminate(self, error: BaseException | None) -> None:
         if self.actor_stopped.is_set():

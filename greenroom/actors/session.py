@@ -586,11 +586,12 @@ class SessionActor(LoopActor):
             timer.cancel()
         if error is not None:
             self._core.view = attrs.evolve(self._core.view, closed=True)
-            if self._conversation is not None:
-                tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
             for incarnation in self._started:
                 tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=incarnation))
             tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
+            # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
+            if self._conversation is not None:
+                tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
 
 
 def _sum(total: ProviderUsage | None, more: ProviderUsage | None) -> ProviderUsage | None:
