@@ -889,10 +889,10 @@ class Turn:
         count, size = split(rest, 2)
         self.start_block({"type": "text", "text": ""}, "text")
         self.assistant({"type": "text", "text": "x" * int(size or 100)})
-        line, left = self.frames[-1], int(count) - 1
-        while left > 0:
-            self.out.raw(line * min(left, 64))
-            left -= 64
+        head, mark, tail = self.frames[-1].partition(b'"uuid":"')
+        for first in range(1, int(count), 64):
+            # each frame has a uuid of its own: a reader drops what it has seen
+            self.out.raw(b"".join(b"%b%b%08x%b" % (head, mark, number, tail[8:]) for number in range(first, min(first + 64, int(count)))))
             yield None, lambda: len(self.out.buffer) < FLOOD_BUFFER_BYTES
         self.finish_text("flooded")
 

@@ -487,6 +487,7 @@ def test_a_flood_has_its_number_of_frames(tmp_path):
     with Peer(tmp_path) as peer:
         peer.turn("FLOOD 1000 50")
         assert texts(peer.frames).count("x" * 50) == 1000
+        assert len({frame["uuid"] for frame in peer.frames if frame["type"] == "assistant"}) == 1001
 
 
 def test_a_written_file_is_there(tmp_path):
