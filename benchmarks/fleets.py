@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -57,6 +58,11 @@ class Fleet(Protocol):
 
     def close(self) -> None:
         """End every process."""
+
+
+def out_of_step_s(number: int) -> float:
+    """Return when a session begins: agents do not tick in unison, and a burst of 64 is another measurement."""
+    return number * 0.618 % 1 * 0.1
 
 
 class Stage:
@@ -112,7 +118,8 @@ class RawSession:
         self._write({"type": "control_request", "request_id": str(uuid.uuid4()), "request": {"subtype": "interrupt"}})
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, whatever it is doing."""
+        self._process.kill()
         self._process.stdin.close()  # type: ignore[union-attr]
         self._process.wait()
         self._process.stdout.close()  # type: ignore[union-attr]
@@ -132,6 +139,7 @@ class _Threads:
         return _joining([self._pool.submit(self._play, number, prompt, player) for number, player in enumerate(players)])
 
     def _play(self, number: int, prompt: str, player: Player) -> None:
+        time.sleep(out_of_step_s(number))
         self.turn(number, prompt, player.on_text)
         while player.again():
             self.turn(number, prompt, player.on_text)
@@ -240,6 +248,7 @@ class AsyncioFleet:
         return _joining([asyncio.run_coroutine_threadsafe(coroutine, self._loop) for coroutine in coroutines])
 
     async def _play(self, number: int, prompt: str, player: Player) -> None:
+        await asyncio.sleep(out_of_step_s(number))
         await self._arun(number, prompt, player.on_text)
         while player.again():
             await self._arun(number, prompt, player.on_text)

@@ -466,6 +466,7 @@ def test_rate_carries_the_times_of_sending(tmp_path):
         assert len(sent) == 20
         assert 80e6 < sent[-1] - sent[0] < 2e9
         assert sent[-1] < time.monotonic_ns()
+        assert len({frame["uuid"] for frame in peer.frames if frame["type"] == "assistant"}) == 21
 
 
 def test_rate_streams_where_partial_messages_are_asked_for(tmp_path):
