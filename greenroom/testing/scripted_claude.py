@@ -379,6 +379,18 @@ def write_stderr(data: bytes) -> None:
             return
 
 
+class Copies:
+    """Makes copies of a text's frame, each with a uuid of its own (a reader drops what it has seen), at a fiftieth of a new one's cost."""
+
+    def __init__(self, line: bytes, text: str) -> None:
+        self.head, _, rest = line.partition(text.encode())
+        between, mark, tail = rest.partition(b'"uuid":"')
+        self.between, self.tail = between + mark, tail[8:]
+
+    def one(self, number: int, text: str) -> bytes:
+        return b"%b%b%b%08x%b" % (self.head, text.encode(), self.between, number, self.tail)
+
+
 class Message:
     """A user message that waits in the CLI."""
 
@@ -902,28 +914,32 @@ class Turn:
         count, per_s = split(rest, 2)
         begin = time.monotonic()
         self.start_block({"type": "text", "text": ""}, "text")
+        copies = None
         for number in range(int(count)):
             yield begin + number / float(per_s), None
-            self.timed()
+            text = f"{time.monotonic_ns()} "
+            if self.cli.partial:
+                self.delta({"type": "text_delta", "text": text})
+            elif copies is None:
+                copies = self.copies(text)
+            else:
+                self.out.raw(copies.one(number, text))
         self.finish_text("rated")
-
-    def timed(self) -> None:
-        text = f"{time.monotonic_ns()} "
-        if self.cli.partial:
-            self.delta({"type": "text_delta", "text": text})
-        else:
-            self.assistant({"type": "text", "text": text})
 
     def do_flood(self, rest: str) -> Steps:
         count, size = split(rest, 2)
         self.start_block({"type": "text", "text": ""}, "text")
-        self.assistant({"type": "text", "text": "x" * int(size or 100)})
-        line, left = self.frames[-1], int(count) - 1
-        while left > 0:
-            self.out.raw(line * min(left, 64))
-            left -= 64
+        text = "x" * int(size or 100)
+        copies = self.copies(text)
+        for first in range(1, int(count), 64):
+            self.out.raw(b"".join(copies.one(number, text) for number in range(first, min(first + 64, int(count)))))
             yield None, lambda: len(self.out.buffer) < FLOOD_BUFFER_BYTES
         self.finish_text("flooded")
+
+    def copies(self, text: str) -> Copies:
+        """Send a text; return what makes more frames of its kind."""
+        self.assistant({"type": "text", "text": text})
+        return Copies(self.frames[-1], text)
 
     def do_hang(self, rest: str) -> Steps:
         yield None, None

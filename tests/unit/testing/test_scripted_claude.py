@@ -469,6 +469,7 @@ def test_rate_carries_the_times_of_sending(tmp_path):
         assert len(sent) == 20
         assert 80e6 < sent[-1] - sent[0] < 2e9
         assert sent[-1] < time.monotonic_ns()
+        assert len({frame["uuid"] for frame in peer.frames if frame["type"] == "assistant"}) == 21
 
 
 def test_rate_streams_where_partial_messages_are_asked_for(tmp_path):
@@ -490,6 +491,7 @@ def test_a_flood_has_its_number_of_frames(tmp_path):
     with Peer(tmp_path) as peer:
         peer.turn("FLOOD 1000 50")
         assert texts(peer.frames).count("x" * 50) == 1000
+        assert len({frame["uuid"] for frame in peer.frames if frame["type"] == "assistant"}) == 1001
 
 
 def test_a_written_file_is_there(tmp_path):
