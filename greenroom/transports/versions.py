@@ -38,7 +38,7 @@ class Requirement:
 def check_version(path: str, env: Mapping[str, str], timeout_s: float, needed: Requirement) -> str:
     """Return the version of the program at `path`.
 
-    Raises CliNotFoundError when it has gone; CliCheckError when it does not answer within `timeout_s`, answers something else, or is too old.
+    Raises CliNotFoundError when it has gone; CliCheckError when it does not answer in time, answers something else, or is too old.
     """
     key = _identity(path, needed)
     with _lock:

@@ -68,9 +68,9 @@ _BY_TEXT = (
     (re.compile(r"invalid_json_schema|response_format|invalid schema", re.IGNORECASE), _K.SCHEMA),
     (
         re.compile(
-            r"overloaded|high demand|rate.?limit|too many requests|slow_down|try again|server_error|internal server error|service unavailable"
-            r"|bad gateway|gateway time-?out|time[d ]?[ -]?out|stream (disconnected|closed|error)|idle timeout|connection|network|dns error"
-            r"|error sending request|temporarily unavailable",
+            r"overloaded|high demand|rate.?limit|too many requests|slow_down|try again|server_error|internal server error"
+            r"|service unavailable|bad gateway|gateway time-?out|time[d ]?[ -]?out|stream (disconnected|closed|error)|idle timeout"
+            r"|connection|network|dns error|error sending request|temporarily unavailable",
             re.IGNORECASE,
         ),
         _K.TRANSIENT,

@@ -56,7 +56,6 @@ class OpenAttempt:
     early_end: Frame | None = None
     started: bool = False
     seen: bool = False
-    named: bool = False
     line_lost: bool = False
     stop: Stop | None = None
     error: Frame | None = None

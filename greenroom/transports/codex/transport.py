@@ -49,10 +49,10 @@ PROFILE = ProviderProfile(
 
 
 class CodexAppServerTransport:
-    """Codex by its app-server. `shared`: conversations with the same binary, environment and home share a server, up to `max_conversations`.
+    """Codex by its app-server. `shared`: conversations with the same binary, environment and home share a server.
 
-    `env`: the whole environment of the servers (None: the caller's), less markers of a parent session. `binary`: a path, or a name on
-    PATH. Times are in seconds.
+    `max_conversations`: how many a server carries at most. `env`: the whole environment of the servers (None: the caller's), less markers
+    of a parent session. `binary`: a path, or a name on PATH. Times are in seconds.
     """
 
     def __init__(

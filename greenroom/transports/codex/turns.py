@@ -54,6 +54,7 @@ class Turns:
         self._launch = launch
         self._owner = owner
         self._effort_sent = False
+        self._named = False
         self._ledger = Ledger(fresh=launch.resume_id is None, previous=launch.previous_usage, after_death=launch.after_death)
 
     @property
@@ -182,8 +183,8 @@ class Turns:
 
     def _begun(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
         turn.started = True
-        if not turn.named and self.thread_id is not None:
-            turn.named = True
+        if not self._named and self.thread_id is not None:
+            self._named = True
             yield Renamed(self.thread_id)
             yield SessionStarted(self.thread_id)
         yield from self._push_stop(turn, now_s)
