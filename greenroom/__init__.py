@@ -83,6 +83,7 @@ from greenroom.room import Greenroom
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
+from greenroom.transports.codex.transport import CodexAppServerTransport
 
 __version__ = "0.1.0"
 
@@ -104,6 +105,7 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
     "Conversation",
