@@ -13,7 +13,7 @@ import pykka
 import pytest
 
 from greenroom import Greenroom, GreenroomError, NativePermissions, SessionCrashedError, Turn, TurnRequest
-from greenroom.actors import conversation, guardian, messages, supervisor, worker
+from greenroom.actors import conversation, guardian, messages, undertaker, worker
 from greenroom.actors.cell import Cell
 from greenroom.actors.dispatcher import LoopFailed, PipeReady, TimerFired
 from greenroom.actors.guardian import GuardianActor
@@ -27,9 +27,10 @@ from tests.faults.bench import PATIENCE_S, outcome_of, until
 
 BOUND_S = 10.0
 TO_SESSION = """PrepareTurn Run CancelTurn Steer Interrupt AdoptConversation ReleaseConversation ReleaseIfIdle CloseSession CreditReturned
-    Detach Admitted ConversationOpened ConversationNamed OpenFailed TurnEvent TurnEnded TurnSwallowed Spent Down Stored"""
+    Detach StartWaits Admitted ConversationOpened ConversationNamed OpenFailed TurnEvent TurnEnded TurnSwallowed Spent Down Stored"""
 TO_CONVERSATION = "RunAttempt SteerAttempt InterruptTurn HoldReading EndConversation"
-TO_SUPERVISOR = """StartConversation WithdrawStart StartSettled ProcessGone ReapProcess TurnOver RetireSession SessionBegan CloseRoom"""
+TO_SUPERVISOR = """StartConversation WithdrawStart StartSettled ProcessGone ReapProcess TurnOver RetireSession SessionBegan CloseRoom LinkReady
+    LinkRetired LinkGone"""
 
 
 class Boom:
@@ -63,7 +64,7 @@ def named(module, names):
 SESSION = [*named(messages, TO_SESSION), TimerFired]
 CONVERSATION = [*named(messages, TO_CONVERSATION), *named(conversation, "Launched LaunchFailed"), TimerFired, PipeReady, LoopFailed]
 WORKER = [*named(messages, TO_CONVERSATION), *named(worker, "WorkerOpened WorkerFailed WorkerResult"), TimerFired]
-SUPERVISOR = [*named(messages, TO_SUPERVISOR), *named(supervisor, "Swept Reaped"), TimerFired]
+SUPERVISOR = [*named(messages, TO_SUPERVISOR), *named(undertaker, "ProvenDead"), TimerFired]
 GUARDIAN = [*named(guardian, "GuardStarted SidsSeen"), TimerFired, PipeReady, LoopFailed]
 
 
