@@ -1,5 +1,6 @@
 """Supervised coding-agent sessions in parallel, from one process. Every public name is here; `greenroom.testing` has the doubles."""
 
+from greenroom import _platform  # noqa: F401 - first: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import (
