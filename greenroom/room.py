@@ -59,7 +59,7 @@ class Greenroom:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.clock: Clock = clock or SystemClock()
         self.ids: IdAllocator = ids or RandomIds()
-        self._log = log or logger
+        self.log = log or logger
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
@@ -92,6 +92,9 @@ class Greenroom:
             first, self._closed = not self._closed, True
         tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, reply_to=reply))
         reply.wait(None, self.clock)
+        for session in tuple(self._sessions.values()):
+            # Closed they are, but for a supervisor that crashed: then each still ends what it has, on the loop that we are to stop.
+            session._core.closed.wait(deadline_s, SystemClock())  # noqa: SLF001
         if first:
             _rooms.discard(self)
             engines.release(self._engine)

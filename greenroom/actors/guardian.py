@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from greenroom.actors.dispatcher import Dispatcher, PipeReady, TimerFired
+from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
 from greenroom.actors.runtime import LoopActor, Message
 from greenroom.transports.guard import Guard, host_id
 from greenroom.transports.marks import host_prefix
@@ -65,6 +65,8 @@ class GuardianActor(LoopActor):
                 self._started(message)
             case PipeReady() | TimerFired():
                 self._look()
+            case LoopFailed():
+                self._watch_again()
             case SidsSeen():
                 if self._guard is not None:
                     self._guard.tell_sids(message.sids)
@@ -75,7 +77,7 @@ class GuardianActor(LoopActor):
         def job() -> Message:
             try:
                 self._latest = start()
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - without a guard there is still work to do
                 return GuardStarted(guard=None, error=error)
             return GuardStarted(guard=self._latest, error=None)
 
@@ -106,6 +108,11 @@ class GuardianActor(LoopActor):
             return
         logger.warning("the guard died; another one is started")
         self._offload(lambda: _replace(guard))
+
+    def _watch_again(self) -> None:
+        # The rebuilt loop knows the descriptor no more; the guard itself is as it was.
+        if self._fd is not None:
+            self.dispatcher.watch(self._fd, self.actor_ref, read=True, write=False)
 
     def _unwatch(self) -> None:
         if self._fd is not None:

@@ -29,10 +29,12 @@ class Launched(Message):
 
     process: Process
     launch: Launch | LinkLaunch
+    reaper: Ref
 
     def refuse(self) -> None:
         """Nobody owns it any more: it must not live."""
         self.process.kill()
+        tell(self.reaper, m.ReapProcess(process=self.process))
         self.process.close()
 
 
@@ -43,16 +45,16 @@ class LaunchFailed(Message):
     error: GreenroomError
 
 
-def launch_job(prepare: Callable[[], Launch | LinkLaunch], executor: Executor) -> Callable[[], Message]:
-    """Return the job that starts what `prepare` describes, on the starter thread."""
+def launch_job(prepare: Callable[[], Launch | LinkLaunch], executor: Executor, reaper: Ref) -> Callable[[], Message]:
+    """Return the job that starts what `prepare` describes, on the starter thread. A process that nobody takes over goes to `reaper`."""
 
     def job() -> Message:
         try:
             launch = prepare()
-            return Launched(process=executor.start(launch.argv, launch.cwd, launch.env), launch=launch)
+            return Launched(process=executor.start(launch.argv, launch.cwd, launch.env), launch=launch, reaper=reaper)
         except GreenroomError as error:
             return LaunchFailed(error=error)
-        except Exception as error:  # noqa: BLE001 - whatever a transport raises is an answer to the start, never a hang
+        except BaseException as error:  # noqa: BLE001 - a sys.exit included: whatever is raised answers the start
             failure = GreenroomError(f"the process could not be started: {error!r}")
             failure.__cause__ = error
             return LaunchFailed(error=failure)

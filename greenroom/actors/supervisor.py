@@ -27,7 +27,6 @@ from greenroom.actors.process_owner import launch_job
 from greenroom.actors.runtime import ActorDown, LoopActor, tell
 from greenroom.actors.undertaker import ProveDead, ProvenDead, UndertakerActor
 from greenroom.actors.worker import WorkerConversationActor
-from greenroom.errors import TransportDiedError
 from greenroom.transports.base import Executor, SharedTransport, StreamTransport
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
@@ -85,8 +84,7 @@ class SupervisorActor(LoopActor):
             case m.SessionBegan():
                 self._session_began(message)
             case m.StartConversation():
-                self._queue.append((message, self.dispatcher.monotonic()))
-                self._grant()
+                self._asked(message)
             case m.WithdrawStart():
                 self._withdraw(message)
             case m.StartSettled():
@@ -122,6 +120,12 @@ class SupervisorActor(LoopActor):
         self._sessions[message.session_id] = _Session(ref=message.session)
         if self._closing is not None:
             tell(message.session, m.CloseSession())
+
+    def _asked(self, message: m.StartConversation) -> None:
+        self._queue.append((message, self.dispatcher.monotonic()))
+        self._grant()
+        if any(start is message for start, _ in self._queue):
+            tell(message.session, m.StartWaits(incarnation=message.launch.incarnation))
 
     def _start_settled(self, key: Hashable) -> None:
         self._starting.discard(key)
@@ -168,7 +172,7 @@ class SupervisorActor(LoopActor):
             return GuestActor.start(start.dispatcher, link=link.ref, spec=start.launch, **names)
         self._alone.add(key)
         if isinstance(transport, StreamTransport):
-            job = launch_job(functools.partial(transport.launch, start.launch), transport.executor or self._executor)
+            job = launch_job(functools.partial(transport.launch, start.launch), transport.executor or self._executor, self.actor_ref)
             return ConversationActor.start(start.dispatcher, spec=start.launch, job=job, **names)
         return WorkerConversationActor.start(start.dispatcher, transport=transport, spec=start.launch, **names)
 
@@ -179,7 +183,9 @@ class SupervisorActor(LoopActor):
     def _new_link(self, start: m.StartConversation) -> Link:
         transport, link_id = start.transport, self._links.new_id()
         mark = make_mark(host_id(), self._room_id, link_id, 1)
-        job = launch_job(functools.partial(transport.launch_link, start.launch.spec, mark), transport.executor or self._executor)
+        job = launch_job(
+            functools.partial(transport.launch_link, start.launch.spec, mark), transport.executor or self._executor, self.actor_ref
+        )
         ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job)
         link = Link(link_id=link_id, key=_link_key(start), ref=ref, max_guests=getattr(transport, "max_conversations", 32))
         self._links.add(link)
@@ -195,7 +201,7 @@ class SupervisorActor(LoopActor):
             start = item[0]
             if start.session_id == message.session_id and start.launch.incarnation == message.incarnation:
                 self._queue.remove(item)
-                tell(session.ref, _never_started(message.incarnation))
+                tell(session.ref, m.never_started(message.incarnation))
                 return
         ref = session.conversations.get(message.incarnation)
         if ref is not None:
@@ -291,6 +297,8 @@ class SupervisorActor(LoopActor):
             self._undertaker.stop(block=False)
         if error is None:
             return
+        for start, _ in self._queue:
+            start.refuse()
         self._kill_all()
         for session in self._sessions.values():
             tell(session.ref, m.CloseSession())
@@ -303,11 +311,6 @@ class SupervisorActor(LoopActor):
 def _link_key(start: m.StartConversation) -> Hashable | None:
     transport = start.transport
     return transport.link_key(start.launch.spec) if isinstance(transport, SharedTransport) else None
-
-
-def _never_started(incarnation: int) -> m.Down:
-    error = TransportDiedError(reason="it was never started")
-    return m.Down(incarnation=incarnation, error=error, expected=True, refused=False, sent=False, usage=None, duration_ms=0)
 
 
 def _copy(source: Cell[tuple[str, ...]], target: Cell[tuple[str, ...]]) -> Callable[[], None]:

@@ -112,8 +112,9 @@ class UndertakerActor(LoopActor):
         def job() -> Message:
             try:
                 batch.sweep.round(signal.SIGTERM if round_ < TERM_ROUNDS else signal.SIGKILL)
-            except OSError as error:  # no descriptor left to look with: that is not clean, look again
-                logger.warning("the sweep could not look: %s", error)
+            except Exception:
+                # No descriptor left, no memory: not clean, looked at again. Without an answer nothing would ever close.
+                logger.exception("a scan for what was left failed")
                 return _Swept(batch=batch, remaining=batch.sweep.unended, done=False, round_=round_)
             return _Swept(batch=batch, remaining=batch.sweep.unended, done=batch.sweep.done, round_=round_)
 
@@ -142,6 +143,11 @@ class UndertakerActor(LoopActor):
 
     def _reap(self, process: Process, round_: int) -> None:
         def job() -> Message:
-            return _Reaped(process=process, gone=process.poll() is not None, round_=round_)
+            try:
+                gone = process.poll() is not None
+            except Exception:
+                logger.exception("a killed process could not be polled")
+                gone = False
+            return _Reaped(process=process, gone=gone, round_=round_)
 
         self.dispatcher.offload(job, self.actor_ref)

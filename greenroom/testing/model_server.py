@@ -43,6 +43,7 @@ _STEERED = re.compile(r"The user sent a new message while you were working:\n(.*
 _WORDS = frozenset(("SAY", "THINK", "SLOW", "SLEEP", "BASH", "WRITE", "TOOL", "STRUCTURED", "HANG", "CUT", "TOO_LONG", "ERROR"))
 _TOOL_WORDS = frozenset(("BASH", "WRITE", "TOOL", "STRUCTURED"))
 _CONTINUE = "Continue from where you left off"
+_NO_PROMPTS = frozenset(("", "(no content)", "Tool loaded."))
 _STOP_BOUND_S = 2.0
 Block = dict[str, Any]
 Step = tuple[str, str]
@@ -221,7 +222,7 @@ def _prompt(text: str, *, system: bool) -> list[Step] | None:
     """Return the directives of a text, its echo, or None if it is no prompt: a reminder, a continuation, nothing."""
     text = _STEERED.sub(r"\1", _REMINDER.sub("", text)).strip()
     steps = _steps(text)
-    if steps or system or text in ("", "(no content)") or text.startswith((_CONTINUE, "[Request interrupted")):
+    if steps or system or text in _NO_PROMPTS or text.startswith((_CONTINUE, "[Request interrupted")):
         return steps or None
     return [("SAY", "echo: " + text)]
 

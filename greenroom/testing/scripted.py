@@ -71,7 +71,8 @@ class Plan:
     """Things that the scripted CLI does before and between turns. Fields left alone change nothing.
 
     Those that count (`*_times`, and where True or a number is taken) are counted over all processes that share a state directory:
-    `die_at_start=2` lets the first two starts die, True all of them. Times are in seconds, sizes in bytes.
+    `die_at_start=2` lets the first two starts die, True all of them. Times are in seconds, sizes in bytes. The first `kill_times`
+    processes are killed (SIGKILL) after they wrote line number `kill_after_line`, or read `die_after_input_bytes`.
     """
 
     version: str | None = None
@@ -90,6 +91,9 @@ class Plan:
     kill_after_line: int = 0
     kill_times: int = 1
     ignore_eof: bool = False
+    exit_delay_s: float = 0.0
+    stop_reading: bool = False
+    die_after_input_bytes: int = 0
 
     def write(self, path: pathlib.Path | str) -> pathlib.Path:
         """Write the plan as a file for GREENROOM_SCRIPTED_PLAN, and return its path."""
@@ -140,6 +144,11 @@ def starts(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
     Its keys: pid, argv, cwd, session_id, resumed, at (Unix time), env (the names of its variables, no values).
     """
     return tuple(_records(pathlib.Path(state_dir) / "starts.log"))
+
+
+def overlaps(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
+    """Return one record (pid, session_id, at) for each process that came to a conversation on which another one still lived."""
+    return tuple(_records(pathlib.Path(state_dir) / "overlaps.log"))
 
 
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:

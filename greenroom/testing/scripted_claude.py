@@ -24,6 +24,7 @@ Directives (`\n` in a text is a line end):
     EXIT code  NO_RESULT_EXIT       ends without a result           CLOSE_STDOUT               closes its output and lives on
     HALF_LINE                       half a line, then exit 1        HUGE_LINE bytes            one line of that size
     BAD_UTF8  GARBAGE               bytes that are no frames        STDERR bytes               so much standard error
+    CLEAR                           the conversation gets a new id  STOP_READING               reads no input any more
     IGNORE_INTERRUPT                leaves interrupts of this turn unanswered                  IGNORE_SIGTERM
     SPAWN s  HOLD_PIPE s            really starts a process in a session of its own that outlives this one (HOLD_PIPE: with its stdout)
 
@@ -37,6 +38,7 @@ outside of turns; `greenroom.testing.scripted.Plan` writes it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -196,6 +198,7 @@ class Prompt:
 
     def __init__(self, number: int, text: str) -> None:
         self.number = number
+        self.text = text
         self.steps = directives(text)
         self.done = 0
 
@@ -283,6 +286,17 @@ class Store:
         self.pending.append((time.monotonic() + self.delay_s, encode(record)))
         self.flush()
 
+    def moved(self, session_id: str) -> Store:
+        """Return a new conversation that begins with the prompts that are being played."""
+        self.flush(everything=True)
+        new = Store(os.path.dirname(self.path), session_id, self.delay_s)  # noqa: PTH120
+        new.taken, new.old = set(self.taken), set(self.old)
+        for prompt in reversed(self.prompts):
+            new.add("prompt", n=prompt.number, uuids=self.last_uuids, text=prompt.text, joins=bool(new.prompts))
+            new.add("step", n=prompt.number, done=prompt.done + 1)
+        self.prompts = new.prompts
+        return new
+
     def flush(self, *, everything: bool = False) -> None:
         now = time.monotonic()
         due = [data for at, data in self.pending if everything or at <= now]
@@ -363,6 +377,18 @@ def write_stderr(data: bytes) -> None:
             select.select((), (2,), ())
         except OSError:
             return
+
+
+class Copies:
+    """Makes copies of a text's frame, each with a uuid of its own (a reader drops what it has seen), at a fiftieth of a new one's cost."""
+
+    def __init__(self, line: bytes, text: str) -> None:
+        self.head, _, rest = line.partition(text.encode())
+        between, mark, tail = rest.partition(b'"uuid":"')
+        self.between, self.tail = between + mark, tail[8:]
+
+    def one(self, number: int, text: str) -> bytes:
+        return b"%b%b%b%08x%b" % (self.head, text.encode(), self.between, number, self.tail)
 
 
 class Message:
@@ -555,9 +581,13 @@ class Turn:
         self.open_block = self.partial = ""
 
     def assistant(self, block: Frame, **extra: Any) -> None:
+        self.send(self.assistant_frame(block, **extra))
+
+    def assistant_frame(self, block: Frame, **extra: Any) -> Frame:
+        """Return the frame of one block: only the first of a turn names the messages that it answers."""
+        named, self.first_answer = self.named(), False
         frame: Frame = {"type": "assistant", "message": {**self.message([block]), "context_management": None}, "parent_tool_use_id": None}
-        self.send({**frame, **self.common(), "request_id": new_id("req"), **extra, **self.named()})
-        self.first_answer = False
+        return {**frame, **self.common(), "request_id": new_id("req"), **extra, **named}
 
     def end_message(self, stop_reason: str) -> None:
         if self.message_id:
@@ -884,28 +914,32 @@ class Turn:
         count, per_s = split(rest, 2)
         begin = time.monotonic()
         self.start_block({"type": "text", "text": ""}, "text")
+        copies = None
         for number in range(int(count)):
             yield begin + number / float(per_s), None
-            self.timed()
+            text = f"{time.monotonic_ns()} "
+            if self.cli.partial:
+                self.delta({"type": "text_delta", "text": text})
+            elif copies is None:
+                copies = self.copies(text)
+            else:
+                self.out.raw(copies.one(number, text))
         self.finish_text("rated")
-
-    def timed(self) -> None:
-        text = f"{time.monotonic_ns()} "
-        if self.cli.partial:
-            self.delta({"type": "text_delta", "text": text})
-        else:
-            self.assistant({"type": "text", "text": text})
 
     def do_flood(self, rest: str) -> Steps:
         count, size = split(rest, 2)
         self.start_block({"type": "text", "text": ""}, "text")
-        self.assistant({"type": "text", "text": "x" * int(size or 100)})
-        line, left = self.frames[-1], int(count) - 1
-        while left > 0:
-            self.out.raw(line * min(left, 64))
-            left -= 64
+        text = "x" * int(size or 100)
+        copies = self.copies(text)
+        for first in range(1, int(count), 64):
+            self.out.raw(b"".join(copies.one(number, text) for number in range(first, min(first + 64, int(count)))))
             yield None, lambda: len(self.out.buffer) < FLOOD_BUFFER_BYTES
         self.finish_text("flooded")
+
+    def copies(self, text: str) -> Copies:
+        """Send a text; return what makes more frames of its kind."""
+        self.assistant({"type": "text", "text": text})
+        return Copies(self.frames[-1], text)
 
     def do_hang(self, rest: str) -> Steps:
         yield None, None
@@ -1043,11 +1077,20 @@ class Turn:
 
     def do_bad_utf8(self, rest: str) -> None:
         self.answer_begins()
-        self.assistant({"type": "text", "text": "bad <> bytes"})
-        self.out.raw(self.frames[-1].replace(b"<>", b"\xff\xc3"))
+        frame = self.assistant_frame({"type": "text", "text": "bad <> bytes"})
+        self.out.raw(encode(frame).replace(b"<>", b"\xff\xc3"))
 
     def do_garbage(self, rest: str) -> None:
         self.out.raw(b"Warning: this line is no JSON\n[1,2,3]\n\n42\r\n" + encode({"type": "of_tomorrow", "subtype": "x"}) + b"\x00\n")
+
+    def do_clear(self, rest: str) -> None:
+        old, self.cli.session_id = self.cli.session_id, new_uuid()
+        frame = {"type": "conversation_reset", "new_conversation_id": self.cli.session_id, "uuid": new_uuid(), "trigger": "clear"}
+        self.send({**frame, "timestamp": timestamp(), "session_id": old})
+        self.cli.store = self.cli.store.moved(self.cli.session_id)
+
+    def do_stop_reading(self, rest: str) -> None:
+        self.cli.reads = False
 
     def do_stderr(self, rest: str) -> None:
         write_stderr(error_lines(int(rest or 80)))
@@ -1148,10 +1191,13 @@ class Cli:
         self.results = 0
         self.failed = False
         self.eof = False
+        self.reads = not self.plan.get("stop_reading")
+        self.lock = -1
         self.asked_to_stop = False
         self.silent_until_s = 0.0
         self.held: list[Frame] = []
         self.input = bytearray()
+        self.received = 0
 
     def kill_line(self) -> int:
         after = int(self.plan.get("kill_after_line", 0))
@@ -1169,6 +1215,7 @@ class Cli:
             self.open_old()
         elif self.store.exists():
             self.stop(1, f"Error: Session ID {self.session_id} is already in use.")
+        self.note_overlap()
         self.wake_reader, self.wake_writer = os.pipe()
         os.set_blocking(self.wake_writer, False)
         for number, code in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
@@ -1179,7 +1226,19 @@ class Cli:
     def note_start(self) -> None:
         record: Frame = {"pid": os.getpid(), "session_id": self.session_id, "resumed": bool(self.resume), "argv": sys.argv[1:]}
         record |= {"at": time.time(), "cwd": os.getcwd(), "env": sorted(os.environ)}  # noqa: PTH109
-        fd = os.open(f"{self.state}/starts.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self.append_log("starts.log", record)
+
+    def note_overlap(self) -> None:
+        """Note in `overlaps.log` when another process lives on this conversation: Claude Code itself would not notice."""
+        os.makedirs(f"{self.state}/locks", exist_ok=True)  # noqa: PTH103
+        self.lock = os.open(f"{self.state}/locks/{self.session_id}", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.append_log("overlaps.log", {"pid": os.getpid(), "session_id": self.session_id, "at": time.time()})
+
+    def append_log(self, name: str, record: Frame) -> None:
+        fd = os.open(f"{self.state}/{name}", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
         os.write(fd, encode(record))
         os.close(fd)
 
@@ -1263,6 +1322,10 @@ class Cli:
                 self.bad_input(bytes(self.input))
             return
         self.input += data
+        self.received += len(data)
+        limit = int(self.plan.get("die_after_input_bytes", 0))
+        if limit and self.received >= limit and self.plan.claim("kill_times", int(self.plan.get("kill_times", 1))):
+            self.die(signal.SIGKILL)
         if b"\n" not in data:
             return
         *lines, rest = bytes(self.input).split(b"\n")
@@ -1480,7 +1543,7 @@ class Cli:
     def wait(self) -> None:
         poller = select.poll()
         poller.register(self.wake_reader, select.POLLIN)
-        if not self.eof:
+        if not self.eof and self.reads:
             poller.register(0, select.POLLIN)
         if self.out.buffer:
             poller.register(1, select.POLLOUT)
@@ -1507,6 +1570,7 @@ class Cli:
             if not self.finished():
                 self.wait()
             self.release_held()
+        select.select((), (), (), float(self.plan.get("exit_delay_s", 0)))
         self.leave(1 if self.failed else 0)
 
     def release_held(self) -> None:

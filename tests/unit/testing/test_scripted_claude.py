@@ -13,6 +13,7 @@ from greenroom.testing.scripted import (
     Plan,
     conversations,
     history,
+    overlaps,
     prompts_seen,
     scripted_claude_argv,
     starts,
@@ -468,6 +469,7 @@ def test_rate_carries_the_times_of_sending(tmp_path):
         assert len(sent) == 20
         assert 80e6 < sent[-1] - sent[0] < 2e9
         assert sent[-1] < time.monotonic_ns()
+        assert len({frame["uuid"] for frame in peer.frames if frame["type"] == "assistant"}) == 21
 
 
 def test_rate_streams_where_partial_messages_are_asked_for(tmp_path):
@@ -489,6 +491,7 @@ def test_a_flood_has_its_number_of_frames(tmp_path):
     with Peer(tmp_path) as peer:
         peer.turn("FLOOD 1000 50")
         assert texts(peer.frames).count("x" * 50) == 1000
+        assert len({frame["uuid"] for frame in peer.frames if frame["type"] == "assistant"}) == 1001
 
 
 def test_a_written_file_is_there(tmp_path):
@@ -560,6 +563,62 @@ def test_a_plan_may_ignore_eof(tmp_path):
         peer.process.stdin.close()
         with pytest.raises(subprocess.TimeoutExpired):
             peer.process.wait(0.3)
+
+
+def test_a_slow_exit(tmp_path):
+    with Peer(tmp_path, env=Plan(exit_delay_s=0.3).env(tmp_path)) as peer:
+        begin = time.monotonic()
+        assert peer.rest() == 0
+        assert time.monotonic() - begin > 0.25
+
+
+def write_for_ever(peer):
+    while True:
+        peer.raw(b" " * 65536)
+
+
+def test_it_may_die_while_a_long_prompt_is_written(tmp_path):
+    with Peer(tmp_path, env=Plan(die_after_input_bytes=1_000_000).env(tmp_path)) as peer:
+        with pytest.raises(BrokenPipeError):
+            write_for_ever(peer)
+        assert peer.gone() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_it_may_stop_reading(tmp_path, planned):
+    with Peer(tmp_path, env=Plan(stop_reading=planned).env(tmp_path)) as peer:
+        if not planned:
+            peer.turn("STOP_READING\nSAY x")
+        peer.control("initialize")
+        with pytest.raises(TimeoutError):
+            peer.frame(0.3)
+
+
+def test_two_processes_on_one_conversation_are_noted(tmp_path):
+    with Peer(tmp_path, "--session-id", ID) as peer:
+        peer.turn("SAY x\nSPAWN 1")
+        peer.kill()
+    with Peer(tmp_path, "--resume", ID) as first:
+        first.turn("SAY y")
+        assert overlaps(first.state) == ()
+        with Peer(tmp_path, "--resume", ID) as second:
+            second.turn("SAY z")
+            assert [one["pid"] for one in overlaps(first.state)] == [second.process.pid]
+
+
+def test_a_cleared_conversation_goes_on_under_another_id(tmp_path):
+    with Peer(tmp_path, "--session-id", ID) as peer:
+        peer.say("SAY x\nCLEAR\nSAY y\nHANG\nSAY z", "u1")
+        new = peer.until("conversation_reset")["new_conversation_id"]
+        assert peer.until("assistant")["session_id"] == new
+        peer.kill()
+    with Peer(tmp_path, "--resume", new) as peer:
+        peer.say("x", "u1")
+        peer.until("completed", command_uuid="u1")
+        peer.say(CONTINUE, "u2")
+        peer.until("init")
+        peer.control("interrupt")
+        assert peer.until("result")["session_id"] == new
 
 
 def test_a_plan_holds_only_what_differs(tmp_path):

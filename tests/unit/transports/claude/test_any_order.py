@@ -82,7 +82,7 @@ class World(Cli):
                 getattr(self, name)()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, st.booleans(), st.sampled_from(ApprovalPolicy))
 def test_any_order(steps: list[tuple[str, object]], ready: bool, approvals: ApprovalPolicy) -> None:
     world = World(ready=ready, approvals=approvals)
@@ -98,7 +98,7 @@ def test_any_order(steps: list[tuple[str, object]], ready: bool, approvals: Appr
     assert world.codec.deadline_s is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_every_steer_is_settled_once(steps: list[tuple[str, object]]) -> None:
     world = World(ready=True, approvals=ApprovalPolicy.DENY)

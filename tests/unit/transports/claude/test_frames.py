@@ -46,7 +46,7 @@ def test_numbers_that_are_none_become_nothing() -> None:
     assert decode(b'{"type":"result","total_cost_usd":NaN,"usage":{"a":Infinity}}').usage == {"a": None}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise(line: bytes) -> None:
     assert decode(line) is None or isinstance(decode(line), Frame)
@@ -62,7 +62,7 @@ KEYS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, JSON))
 def test_no_object_raises(value: dict[str, object]) -> None:
     assert isinstance(decode(json.dumps(value).encode()), Frame)

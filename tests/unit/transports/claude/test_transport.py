@@ -136,7 +136,7 @@ def test_what_it_cannot_do(tmp_path: pathlib.Path, fields: dict[str, Any], reque
 def test_a_prompt_that_fits_no_line(tmp_path: pathlib.Path) -> None:
     transport = ClaudeStreamTransport()
     transport.validate(spec(tmp_path), TurnRequest("x" * 20_000_000))
-    for prompt in ("x" * 32_000_000, "\n" * 16_000_000 + "x", "\U0001f600" * 8_000_000):
+    for prompt in ("x" * 32_000_000, "x" + "\n" * 16_000_000):
         with pytest.raises(ProviderCapabilityError, match="bytes on the wire"):
             transport.validate(spec(tmp_path), TurnRequest(prompt))
 
