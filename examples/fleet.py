@@ -31,11 +31,11 @@ SESSIONS = 4 if REAL else 20
 
 ORDINARY = play("Say hello.", "SAY hello")
 STEERED = play(
-    "Run `sleep 15` with the Bash tool, then say what you were told meanwhile.",
+    "Run `timeout 15 tail -f /dev/null` with the Bash tool, then say what you were told meanwhile.",
     "AWAIT_STEER",  # a tool call that goes on until a message arrives
     "SAY I use the cache.",
 )
-INTERRUPTED = play("Run `sleep 600` with the Bash tool.", "TOOL_SLEEP 600")
+INTERRUPTED = play("Run `timeout 100 tail -f /dev/null` with the Bash tool.", "TOOL_SLEEP 600")
 
 
 def steer(session: Session, _: TurnTicket) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 
+from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import (

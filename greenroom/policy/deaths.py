@@ -5,6 +5,8 @@ A death is never the provider's answer: it forgets no conversation, and past the
 
 from __future__ import annotations
 
+import copy
+
 import attrs
 
 from greenroom.errors import TransportDiedError
@@ -112,7 +114,15 @@ def _go_on(move: Move, *, resumable: bool) -> bool:
 def _restart(move: Move, event: Died) -> None:
     delay_s = move.settings.restart.delay_s(len(move.state.deaths))
     if delay_s is None:
-        fail(move, event.error, event.now_s)
+        fail(move, _given_up(move, event.error), event.now_s)
         return
     move.mark(recovering=True, death=event.error)
     wait(move, delay_s, WaitReason.RESTART)
+
+
+def _given_up(move: Move, error: TransportDiedError) -> TransportDiedError:
+    """Return the error with a hint of why nothing follows it; the one that was reported stays as it was."""
+    hinted = copy.copy(error)
+    kept = "; the conversation is kept, and the next turn resumes it" if move.state.resumable_id is not None else ""
+    hinted.hint = f"{len(move.state.deaths)} deaths within {move.settings.restart.within_s:g} s: it is restarted no more{kept}"
+    return hinted

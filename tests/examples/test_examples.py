@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
@@ -16,6 +17,7 @@ from greenroom.cli.fields import build_tasks
 from greenroom.cli.taskfile import read_source
 from greenroom.cli.tasks import Given
 from greenroom.testing import CheckpointStoreContract, write_scripted_claude
+from greenroom.testing.model_server import ModelServer
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -41,8 +43,8 @@ SAYS = {
 HELPERS = {"offline.py"}
 
 
-def run(*argv: str, cwd: pathlib.Path, timeout_s: float = 50) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))}
+def run(*argv: str, cwd: pathlib.Path, timeout_s: float = 50, given: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
+    env = {**given, "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))}
     return subprocess.run([sys.executable, *argv], check=False, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s)
 
 
@@ -61,6 +63,15 @@ def test_it_runs(name, tmp_path):
     else:
         assert re.search(pattern, ended.stdout), ended.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["one_session.py", "fleet.py", "asyncio_stream.py", "checkpoints.py"])
+def test_it_runs_on_the_real_cli(name, tmp_path):
+    with ModelServer() as server:
+        ended = run(str(EXAMPLES / name), "--real", cwd=tmp_path, given=server.env(tmp_path / "home"))
+    assert ended.returncode == 0, ended.stderr
+    assert "echo: " in ended.stdout  # what the model server answers to prose
 
 
 def test_the_own_transport_passes_the_contract(tmp_path):

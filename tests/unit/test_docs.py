@@ -13,6 +13,9 @@ from greenroom.cli import fields
 from greenroom.cli.results import Outcome, TaskRecord
 from greenroom.testing import contracts, model_server, scripted, scripted_claude
 from greenroom.transports.claude import binary, launch, transport
+from greenroom.transports.codex import binary as codex_binary
+from greenroom.transports.codex import items, params
+from greenroom.transports.codex import transport as codex_transport
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
@@ -84,12 +87,21 @@ def test_claude():
     assert used - set(re.findall(r"--[a-z-]+", page)) == set()
 
 
-def test_every_lifecycle_kind_is_told():
+@pytest.mark.parametrize("provider", ["claude", "codex"])
+def test_every_lifecycle_kind_is_told(provider):
     source = DOCS.parent / "greenroom"
-    files = [*source.glob("actors/*.py"), *source.glob("transports/**/*.py")]
+    files = [*(source / "transports" / provider).glob("*.py"), *(source.glob("actors/*.py") if provider == "claude" else ())]
     kinds = {kind for file in files for kind in re.findall(r'Lifecycle\("([^"]+)"', file.read_text(encoding="utf-8"))}
+    kinds |= set(items._NOTICES.values()) if provider == "codex" else set()
     assert kinds
-    assert kinds == first_column(read("claude.md"), "`Lifecycle` kind")
+    assert kinds == first_column(read(f"{provider}.md"), "`Lifecycle` kind")
+
+
+def test_codex():
+    page = read("codex.md")
+    assert codex_binary.NEEDED.text in page
+    assert f"{codex_transport.MAX_PROMPT_CHARS:,}".replace(",", " ") in page
+    assert all(f"`{sandbox}`" in page for sandbox in params._SANDBOX.values())
 
 
 @pytest.mark.parametrize("number", range(3))

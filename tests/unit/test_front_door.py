@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
+import greenroom
 from greenroom import Agent, ApprovalPolicy, NativeMode, NativePermissions, SessionStateError, TurnRequest
 from greenroom.testing import FakeTransport
+
+
+def env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(pathlib.Path(greenroom.__file__).parents[1])}
 
 
 @pytest.mark.parametrize("permissions", ["bypass", NativeMode.BYPASS])
@@ -40,3 +50,12 @@ def test_a_ticket_of_another_session_is_refused_and_not_used_up(tmp_path):
         with pytest.raises(SessionStateError, match=f"belongs to session '{its_own.id}', not to '{other.id}'"):
             other.run(ticket)
         assert its_own.run(ticket).result.text == "echo: x"
+
+
+@pytest.mark.parametrize("code", ["import greenroom", "import runpy; runpy.run_module('greenroom', run_name='__main__')"])
+def test_windows_is_refused_by_name(code):
+    # What Windows does not have is taken away, so that an import before the refusal would fail in another way.
+    windows = "import sys, os, signal; sys.platform = 'win32'; del signal.SIGKILL, os.sysconf\n"
+    ended = subprocess.run([sys.executable, "-c", windows + code], check=False, capture_output=True, text=True, env=env(), timeout=50)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "ImportError: greenroom does not run on Windows, only on Linux and macOS; use WSL 2"

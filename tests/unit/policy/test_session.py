@@ -483,6 +483,7 @@ def test_the_fourth_death_in_the_window_fails_the_turn_and_keeps_the_conversatio
     assert [wait.delay_s for wait in play.all(Wait)] == [0.0, 1.0, 5.0]
     play.after(10).died(sent=True)
     assert play.words == "ReportDeath, SaveCheckpoint(c1), Fail(TransportDiedError)"
+    assert play.error.hint == "4 deaths within 600 s: it is restarted no more; the conversation is kept, and the next turn resumes it"
     assert play.state.conversation_id == "c1"
     assert play.prepare("t2").run().words == "Open(resume c1)"
 
