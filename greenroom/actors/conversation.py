@@ -152,10 +152,10 @@ class ConversationActor(ProcessOwner):
 
     def on_down(self, error: BaseException | None) -> None:
         """Leave nothing: a crash of ours ends the process, and the session learns of it like of any other death."""
-        if error is None:
-            return
         driver = self._driver
         sent = driver is not None and not driver.ended and driver.codec.sent
         self._abandon()
+        if error is None:
+            return
         died = TransportDiedError(self._argv, reason=f"its actor crashed: {error!r}")
         self._teller.down(died, now_s=self._now_s(), mark=self._spec.mark if driver is not None else None, sent=sent)

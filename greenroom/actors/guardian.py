@@ -123,11 +123,9 @@ class GuardianActor(LoopActor):
         """Part with the guard in good order and reap it: it has nothing left to end."""
         del error
         self._unwatch()
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            guard.close()
         # The starter's jobs run in order: a guard that is just being started is there by then, and must not stay.
         self.dispatcher.offload(self._reap_latest, self.actor_ref)
+        self._guard = None
 
     def _reap_latest(self) -> Message:
         guard, self._latest = self._latest, None

@@ -337,10 +337,10 @@ class LinkActor(ProcessOwner):
 
     def on_down(self, error: BaseException | None) -> None:
         """Leave nothing: a crash of ours ends the process, and every guest learns of it like of any other death."""
-        if error is None:
-            return
         running, had_process = set(self._running), self._driver is not None
         self._abandon()
+        if error is None:
+            return
         died = TransportDiedError(self._argv, reason=f"its actor crashed: {error!r}")
         self._lose_all(lambda key: LinkLost(error=died, expected=False, sent=key in running))
         tell(self._supervisor, m.LinkGone(link_id=self._link_id, mark=self._mark if had_process else None))

@@ -35,6 +35,7 @@ from greenroom.transports.base import Attempt, Conversation, LaunchSpec, Transpo
 logger = logging.getLogger("greenroom.conversation")
 
 INTERRUPT_GRACE_S = 10.0
+INTERRUPT_AGAIN_S = 0.5
 CONTINUE_TEXT = "Continue from where you left off."
 
 Ref = pykka.ActorRef[Any]
@@ -48,7 +49,7 @@ class WorkerOpened(Message):
 
     def refuse(self) -> None:
         """Nobody owns it any more."""
-        threading.Thread(target=logged(self.conversation.close), daemon=True).start()
+        threading.Thread(target=logged(lambda: self.conversation.close()), daemon=True).start()  # noqa: PLW0108
 
 
 @attrs.frozen(kw_only=True)
@@ -176,8 +177,15 @@ class WorkerConversationActor(LoopActor):
             return
         self._interrupted = True
         self._gate.set()
-        worker.aside(conversation.interrupt)
         self.dispatcher.call_later(INTERRUPT_GRACE_S, self.actor_ref, TimerFired(token=("grace", attempt.receipt)))
+        self._ask_to_stop(attempt)
+
+    def _ask_to_stop(self, attempt: Attempt) -> None:
+        """Call `interrupt`, and again while the turn goes on: a call that came before the user's `turn` had begun did nothing."""
+        conversation, worker = self._conversation, self._worker
+        if conversation is not None and worker is not None:
+            worker.aside(lambda: conversation.interrupt())  # noqa: PLW0108 - looked up aside: a user's attribute may raise
+            self.dispatcher.call_later(INTERRUPT_AGAIN_S, self.actor_ref, TimerFired(token=("again", attempt.receipt)))
 
     def _steer(self, message: m.SteerAttempt) -> None:
         conversation, worker, attempt = self._conversation, self._worker, self._attempt
@@ -202,6 +210,9 @@ class WorkerConversationActor(LoopActor):
         attempt = self._attempt
         kind, receipt = token
         if attempt is None or attempt.receipt != receipt:
+            return
+        if kind == "again":
+            self._ask_to_stop(attempt)
             return
         if kind == "deadline":
             self._timed_out = True
@@ -285,8 +296,9 @@ class WorkerConversationActor(LoopActor):
         self.finish()
 
     def _close_aside(self) -> None:
-        if self._conversation is not None and self._worker is not None:
-            self._worker.aside(self._conversation.close)
+        conversation, worker = self._conversation, self._worker
+        if conversation is not None and worker is not None:
+            worker.aside(lambda: conversation.close())  # noqa: PLW0108 - looked up aside: a user's attribute may raise
 
     def _report_down(self, error: TransportDiedError, *, expected: bool, sent: bool) -> None:
         if self._down:
@@ -305,8 +317,8 @@ class WorkerConversationActor(LoopActor):
         """Let the worker go; after a crash, tell of it."""
         self._gate.set()
         if error is not None:
-            self._close_aside()
             self._report_down(TransportDiedError(reason=f"its actor crashed: {error!r}"), expected=False, sent=self._attempt is not None)
+            self._close_aside()
         if self._worker is not None:
             self._worker.stop()
 

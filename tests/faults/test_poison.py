@@ -29,8 +29,8 @@ BOUND_S = 10.0
 TO_SESSION = """PrepareTurn Run CancelTurn Steer Interrupt AdoptConversation ReleaseConversation ReleaseIfIdle CloseSession CreditReturned
     Detach StartWaits Admitted ConversationOpened ConversationNamed OpenFailed TurnEvent TurnEnded TurnSwallowed Spent Down Stored"""
 TO_CONVERSATION = "RunAttempt SteerAttempt InterruptTurn HoldReading EndConversation"
-TO_SUPERVISOR = """StartConversation WithdrawStart StartSettled ProcessGone ReapProcess TurnOver RetireSession SessionBegan CloseRoom LinkReady
-    LinkRetired LinkGone"""
+TO_SUPERVISOR = """StartConversation WithdrawStart StartSettled ProcessGone ReapProcess TurnOver RetireSession SessionBegan CloseRoom
+    LinkReady LinkRetired LinkGone"""
 
 
 class Boom:
