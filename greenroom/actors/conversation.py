@@ -399,14 +399,13 @@ class ConversationActor(LoopActor):
     def on_down(self, error: BaseException | None) -> None:
         """Leave nothing: a crash of ours ends the process, and the session learns of it like of any other death."""
         self._unwatch_all()
-        if error is not None and self._driver is not None and not self._driver.ended:
-            sent = self._driver.codec.sent
+        sent = self._driver is not None and self._driver.codec.sent
+        if self._driver is not None and not self._driver.ended:
             self._driver.abandon()
             tell(self._supervisor, m.ReapProcess(process=self._driver.process))
             self._driver.release()
+        if error is not None:
             self._report_down(TransportDiedError(self._argv, reason=f"its actor crashed: {error!r}"), sent=sent)
-        elif error is not None:
-            self._report_down(TransportDiedError(self._argv, reason=f"its actor crashed: {error!r}"))
 
 
 def _turn_ended(incarnation: int, ended: AttemptEnded) -> m.TurnEnded:
