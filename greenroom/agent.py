@@ -289,7 +289,7 @@ class Session:
         transport = self._core.transport
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
-        core = TicketCore(self._ids.new_id("turn"))
+        core = TicketCore(self._ids.new_id("turn"), self.id)
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=core.turn_id,
@@ -395,7 +395,7 @@ class Session:
     def interrupt(self, ticket: TurnTicket | None = None) -> None:
         """End the running turn, or the one that `ticket` names; a prepared one is cancelled. Never waits; harmless when nothing fits."""
         core = self._current if ticket is None else ticket._core  # noqa: SLF001
-        if core is None:
+        if core is None or not self._owns(core):
             return
         if ticket is not None and core.cancel(TurnCancelledError(core.turn_id)):
             tell(self._ref, m.CancelTurn(turn_id=core.turn_id))
@@ -483,6 +483,11 @@ class Session:
         # A closed session has settled the ticket: its own error says more than ours.
         if not self._room._pid_is_ours():  # noqa: SLF001
             self._room._check()  # noqa: SLF001
+        if not self._owns(ticket._core):  # noqa: SLF001
+            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._core.session_id!r}, not to {self.id!r}")  # noqa: SLF001
+
+    def _owns(self, core: TicketCore) -> bool:
+        return core.session_id == self.id
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
         ref = self._ref
