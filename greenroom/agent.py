@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import random
 import threading
@@ -195,12 +196,15 @@ class TurnTicket:
     pinned: bool
     _core: TicketCore = attrs.field(repr=False)
     _clock: Clock = attrs.field(repr=False)
+    _pid: int = attrs.field(factory=os.getpid, init=False, repr=False)
 
     def wait(self, timeout: float | None = None) -> Turn:
         """Wait for the outcome, at most `timeout` seconds, on any thread, as often as wanted.
 
-        Raises the turn's error, or WaitTimeoutError; the turn goes on.
+        Raises the turn's error, or WaitTimeoutError; the turn goes on. SessionStateError in a forked child, which no outcome reaches.
         """
+        if self._pid != os.getpid() and not self._core.cell.settled:
+            raise SessionStateError(f"turn {self.turn_id!r} runs in the parent process; its outcome cannot be seen after a fork")
         if not self._core.cell.wait(timeout, self._clock):
             raise WaitTimeoutError(self.turn_id, timeout or 0.0)
         return self._core.cell.get()
@@ -384,6 +388,8 @@ class Session:
         """
         if not self._core.transport.profile.supports_steer:
             raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
+        if not self._room._pid_is_ours():  # noqa: SLF001
+            self._room._check()  # noqa: SLF001
         current = self._current
         if current is None or current.state is not TicketState.BEGUN or current.cell.settled:
             raise NoRunningTurnError("no turn is running")

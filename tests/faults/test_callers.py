@@ -550,7 +550,8 @@ def test_a_fork_in_the_middle_is_refused_by_name_in_the_child_and_harmless_to_th
             time.sleep(0.2)
         pid = os.fork()
         if pid == 0:
-            signal.alarm(15)
+            import faulthandler
+            faulthandler.dump_traceback_later(10, exit=True)
             code = 0
             calls = [lambda: s.prepare_turn(TurnRequest(prompt='x')), lambda: s.run(ticket), lambda: s.steer('x'), s.release,
                      lambda: s.adopt('x'), lambda: ticket.wait(), lambda: ticket.wait(1)]
