@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import random
 import threading
@@ -199,15 +200,17 @@ class TurnTicket:
     expected_conversation: str | None
     strict: bool
     pinned: bool
-    _session_id: str = attrs.field(repr=False)
     _core: TicketCore = attrs.field(repr=False)
     _clock: Clock = attrs.field(repr=False)
+    _pid: int = attrs.field(factory=os.getpid, init=False, repr=False)
 
     def wait(self, timeout: float | None = None) -> Turn:
         """Wait for the outcome, at most `timeout` seconds, on any thread, as often as wanted.
 
-        Raises the turn's error, or WaitTimeoutError; the turn goes on.
+        Raises the turn's error, or WaitTimeoutError; the turn goes on. SessionStateError in a forked child, which no outcome reaches.
         """
+        if self._pid != os.getpid() and not self._core.cell.settled:
+            raise SessionStateError(f"turn {self.turn_id!r} runs in the parent process; its outcome cannot be seen after a fork")
         if not self._core.cell.wait(timeout, self._clock):
             raise WaitTimeoutError(self.turn_id, timeout or 0.0)
         return self._core.cell.get()
@@ -298,7 +301,7 @@ class Session:
         transport = self._core.transport
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
-        core = TicketCore(self._ids.new_id("turn"))
+        core = TicketCore(self._ids.new_id("turn"), self.id)
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=core.turn_id,
@@ -317,7 +320,6 @@ class Session:
             expected_conversation=reply.get(),
             strict=expect_conversation is not None,
             pinned=pin,
-            session_id=self.id,
             core=core,
             clock=self._clock,
         )
@@ -394,6 +396,8 @@ class Session:
         """
         if not self._core.transport.profile.supports_steer:
             raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
+        if not self._room._pid_is_ours():  # noqa: SLF001
+            self._room._check()  # noqa: SLF001
         current = self._current
         if current is None or current.state is not TicketState.BEGUN or current.cell.settled:
             raise NoRunningTurnError("no turn is running")
@@ -405,7 +409,7 @@ class Session:
     def interrupt(self, ticket: TurnTicket | None = None) -> None:
         """End the running turn, or the one that `ticket` names; a prepared one is cancelled. Never waits; harmless when nothing fits."""
         core = self._current if ticket is None else ticket._core  # noqa: SLF001
-        if core is None:
+        if core is None or not self._owns(core):
             return
         if ticket is not None and core.cancel(TurnCancelledError(core.turn_id)):
             tell(self._ref, m.CancelTurn(turn_id=core.turn_id))
@@ -493,9 +497,11 @@ class Session:
         # A closed session has settled the ticket: its own error says more than ours.
         if not self._room._pid_is_ours():  # noqa: SLF001
             self._room._check()  # noqa: SLF001
-        # Before it is marked begun: its own session can still run it.
-        if ticket._session_id != self.id:  # noqa: SLF001
-            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._session_id!r}, not to {self.id!r}")  # noqa: SLF001
+        if not self._owns(ticket._core):  # noqa: SLF001
+            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._core.session_id!r}, not to {self.id!r}")  # noqa: SLF001
+
+    def _owns(self, core: TicketCore) -> bool:
+        return core.session_id == self.id
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
         ref = self._ref

@@ -246,14 +246,18 @@ class LoopDispatcher:
         """Whether the caller is the loop itself (which must never wait for the loop)."""
         return threading.current_thread() is self._thread
 
-    def stop(self) -> None:
-        """End both threads, once what is scheduled has run. Actors must have been stopped before."""
+    def stop(self, patience_s: float | None = None) -> bool:
+        """End both threads, once what is scheduled has run; actors must have been told to stop before. Return whether the loop has ended.
+
+        With `patience_s` only that long is waited for the loop: one that runs code of users may be stuck in it for ever.
+        """
         self._stopping = True
         self._wake()
         if not self.on_own_thread():
-            self._thread.join()
+            self._thread.join(patience_s)
         if self._starter is not None:
             self._starter.stop()
+        return self.on_own_thread() or not self._thread.is_alive()
 
     # --- from the loop's own thread
 

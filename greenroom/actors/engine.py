@@ -5,6 +5,7 @@ A forked child has none of it: its rooms refuse, and a new one there makes a new
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from typing import Any
@@ -15,6 +16,10 @@ from greenroom.actors.dispatcher import LoopDispatcher
 from greenroom.actors.guardian import GuardianActor
 from greenroom.actors.runtime import LoopActor
 from greenroom.actors.side import ObserverActor, StoreActor
+
+logger = logging.getLogger("greenroom")
+
+SIDE_PATIENCE_S = 2.0
 
 Ref = pykka.ActorRef[Any]
 
@@ -59,9 +64,11 @@ class Engine:
             guardian, self._guardian = self._guardian, None
             self._sides.clear()
         for ref in refs if guardian is None else [*refs, guardian]:
-            ref.stop(block=True, timeout=5.0)
-        for loop in [*loops, self.loop]:
-            loop.stop()
+            ref.stop(block=False)
+        for loop in loops:
+            if not loop.stop(patience_s=SIDE_PATIENCE_S):
+                logger.error("a checkpoint store or an event handler has not returned within %g s; its thread is left", SIDE_PATIENCE_S)
+        self.loop.stop()
 
 
 _lock = threading.Lock()

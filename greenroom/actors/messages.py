@@ -249,7 +249,7 @@ class Stored(Message):
     """The store has done (or failed to do) the write `sequence`."""
 
     sequence: int
-    error: Exception | None
+    error: BaseException | None
 
 
 # --- to a conversation's actor -----------------------------------------------------------------------------------------------

@@ -28,13 +28,13 @@ class StoreActor(LoopActor):
                 logger.warning("store: unexpected %s", type(message).__name__)
 
 
-def _write(message: m.Store) -> Exception | None:
+def _write(message: m.Store) -> BaseException | None:
     try:
         if message.checkpoint is None:
             message.store.clear(message.key)
         else:
             message.store.save(message.key, message.checkpoint)
-    except Exception as error:  # noqa: BLE001 - a user's store: its failure is reported, never raised into a turn
+    except BaseException as error:  # noqa: BLE001 - a user's store: its failure, a sys.exit too, is reported, never raised into a turn
         return error
     return None
 
@@ -61,5 +61,5 @@ class ObserverActor(LoopActor):
             for event in message.events:
                 try:
                     handler(event)
-                except Exception:
+                except BaseException:  # a handler's sys.exit must not silence the others
                     logger.exception("an event handler failed")

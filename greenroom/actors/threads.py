@@ -112,7 +112,7 @@ def logged(job: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         try:
             job()
-        except Exception:
+        except BaseException:
             logger.exception("a call of the user's conversation failed")
 
     return run

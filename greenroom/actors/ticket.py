@@ -143,10 +143,11 @@ class TicketState(enum.Enum):
 class TicketCore:
     """The shared half of a ticket."""
 
-    __slots__ = ("_lock", "cell", "sink", "state", "turn_id")
+    __slots__ = ("_lock", "cell", "session_id", "sink", "state", "turn_id")
 
-    def __init__(self, turn_id: str) -> None:
+    def __init__(self, turn_id: str, session_id: str = "") -> None:
         self.turn_id = turn_id
+        self.session_id = session_id
         self.cell: Cell[Turn] = Cell()
         self.sink: Sink | None = None
         self.state = TicketState.PREPARED

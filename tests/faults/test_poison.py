@@ -118,7 +118,7 @@ def bounded(call):
 def pair(bench):
     """Two sessions in a turn, on two processes: the victim's never ends by itself."""
     victim, sibling = bench.cli(), bench.cli()
-    theirs = sibling.begin("SLOW 30 0.02\nSAY lives")
+    theirs = sibling.begin("SLOW 10 0.02\nSAY lives")
     mine = victim.begin("TOOL Bash {} -> x\nSAY said\nHANG")
     victim.wait_for(object, 6)
     until(lambda: victim.session.state == "running")
@@ -211,5 +211,6 @@ def test_a_poisoned_worker_conversation_is_a_death_like_any_other(kind, tmp_path
         if ref.is_alive():
             session.interrupt()
         ends(session, ticket)
+        turn.release()  # a conversation that the poison has replaced is nobody's
         stream.join(PATIENCE_S)
     assert not the(SupervisorActor)
