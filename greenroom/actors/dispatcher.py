@@ -1,7 +1,7 @@
 """What runs actors: one loop thread with their messages, timers, pipes and exits; or a test, by hand. Decides order and fairness only.
 
 The loop thread serves whole rounds: every ready actor gets a bounded share, then the next; `select` is entered when none is ready, and
-looked at without waiting once a round. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread, and each answers with
+looked at without waiting after a few rounds. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread, and each answers with
 a message.
 """
 
@@ -26,6 +26,8 @@ from greenroom.clock import Clock, SystemClock, TimerHandle
 logger = logging.getLogger("greenroom.actors")
 
 BATCH_MESSAGES = 64
+# A line from a pipe reaches its caller in two rounds. A look at the selector between them costs a system call, and gives up the GIL.
+ROUNDS_UNSEEN = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -279,8 +281,11 @@ class LoopDispatcher:
     def _run(self) -> None:
         ready = self._ready
         while True:
-            for _ in range(len(ready)):
-                ready.popleft().run_batch(BATCH_MESSAGES)
+            for _ in range(ROUNDS_UNSEEN):
+                for _ in range(len(ready)):
+                    ready.popleft().run_batch(BATCH_MESSAGES)
+                if not ready:
+                    break
             self._fire_timers()
             if self._stopping and not ready:
                 return
