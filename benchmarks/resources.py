@@ -70,7 +70,9 @@ def resources(size: Size) -> list[Figure]:
         Figure(name=f"{live}: threads", unit="threads", ours=numbers["threads"], target="<= 8", limit=8),
         Figure(name="threads more than with 4 sessions", unit="threads", ours=numbers["threads_grown"], target="0", limit=0),
         Figure(name=f"{live}: memory", unit="KB each", ours=numbers["live_kb"], target="< 150", limit=150),
-        Figure(name=f"{size.dormant} sessions without a process: memory", unit="KB each", ours=numbers["dormant_kb"], target="< 150", limit=150),
+        Figure(
+            name=f"{size.dormant} sessions without a process: memory", unit="KB each", ours=numbers["dormant_kb"], target="< 150", limit=150
+        ),
     ]
 
 

@@ -138,7 +138,9 @@ def many_sessions(folder: Path, size: Size) -> list[Figure]:
             _figure(f"{count} sessions, 50 events/s each: event age p50 ({name})", "ms", p50, age["raw"][0]),
             _figure(f"{count} sessions, 50 events/s each: event age p99 ({name})", "ms", p99, age["raw"][1], "< 5 ms", 5.0),
             _figure(f"{count} sessions, 200 events/s each: interrupt p50 ({name})", "ms", stop50, raw50),
-            _figure(f"{count} sessions, 200 events/s each: interrupt p99 ({name})", "ms", stop99, raw99, "<= 2 x raw + 2 ms", 2 * raw99 + 2),
+            _figure(
+                f"{count} sessions, 200 events/s each: interrupt p99 ({name})", "ms", stop99, raw99, "<= 2 x raw + 2 ms", 2 * raw99 + 2
+            ),
         ]
     return figures
 

@@ -1,5 +1,7 @@
 """Supervised coding-agent sessions in parallel, from one process. Every public name is here; `greenroom.testing` has the doubles."""
 
+import logging
+
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import (
@@ -81,8 +83,12 @@ from greenroom.room import Greenroom
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
+from greenroom.transports.codex.transport import CodexAppServerTransport
 
 __version__ = "0.1.0"
+
+# A library is silent until its user configures logging.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Agent",
@@ -99,6 +105,7 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
     "Conversation",

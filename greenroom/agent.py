@@ -95,6 +95,10 @@ class Agent:
     ) -> None:
         if confinement is not None:
             raise ProviderCapabilityError("confinement is not supported by this version")
+        if not isinstance(permissions, NativePermissions):
+            raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
+        if not isinstance(approvals, ApprovalPolicy):
+            raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
         self._room = room
         self._clock = clock
         self._ids = ids
@@ -164,6 +168,7 @@ class Agent:
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
+            log=self._log or room.log,
         )
         return Session(core, room, clock=clock, ids=ids)
 
@@ -172,7 +177,8 @@ class Agent:
         stream = isinstance(self.transport, StreamTransport)
         return Settings(
             session_nonce=new_nonce(),
-            retry_delays=self._retry.delays_data(getattr(clock, "randomness", None) or random.Random()),  # noqa: S311 - jitter, not a secret
+            # A test's clock wants the delays as they are written.
+            retry_delays=self._retry.delays_data(random.Random() if isinstance(clock, SystemClock) else None),  # noqa: S311 - jitter
             restart=self._restart,
             renewal=profile.renewal,
             idle_release_after_s=idle_release_after_s,
@@ -193,6 +199,7 @@ class TurnTicket:
     expected_conversation: str | None
     strict: bool
     pinned: bool
+    _session_id: str = attrs.field(repr=False)
     _core: TicketCore = attrs.field(repr=False)
     _clock: Clock = attrs.field(repr=False)
 
@@ -286,6 +293,8 @@ class Session:
         cannot do, SessionStateError while a turn runs and after close.
         """
         self._check()
+        if not isinstance(request, TurnRequest):
+            raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
         transport = self._core.transport
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
@@ -308,6 +317,7 @@ class Session:
             expected_conversation=reply.get(),
             strict=expect_conversation is not None,
             pinned=pin,
+            session_id=self.id,
             core=core,
             clock=self._clock,
         )
@@ -483,6 +493,9 @@ class Session:
         # A closed session has settled the ticket: its own error says more than ours.
         if not self._room._pid_is_ours():  # noqa: SLF001
             self._room._check()  # noqa: SLF001
+        # Before it is marked begun: its own session can still run it.
+        if ticket._session_id != self.id:  # noqa: SLF001
+            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._session_id!r}, not to {self.id!r}")  # noqa: SLF001
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
         ref = self._ref

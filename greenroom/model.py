@@ -162,13 +162,21 @@ class StdioMcpServer:
     env: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
 
+def _check_timeout(_: object, __: object, timeout: float | None) -> None:
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
+
+
 @attrs.frozen
 class TurnRequest:
-    """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value."""
+    """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value.
+
+    Raises ValueError for a timeout that is not more than 0.
+    """
 
     prompt: str
     cwd: Path | str | None = attrs.field(default=None, kw_only=True)
-    timeout: float | None = attrs.field(default=None, kw_only=True)
+    timeout: float | None = attrs.field(default=None, kw_only=True, validator=_check_timeout)
     output_schema: OutputSchema | None = attrs.field(default=None, kw_only=True)
     reasoning_effort: str | None = attrs.field(default=None, kw_only=True)
     env: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, hash=False)

@@ -59,7 +59,7 @@ class Greenroom:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.clock: Clock = clock or SystemClock()
         self.ids: IdAllocator = ids or RandomIds()
-        self._log = log or logger
+        self.log = log or logger
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
@@ -67,7 +67,7 @@ class Greenroom:
         self._engine = engines.acquire()
         self.id = self.ids.new_id("room")
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
-            self._engine.loop, executor=LocalExecutor(), max_starting=max_starting, max_live=max_live
+            self._engine.loop, executor=LocalExecutor(), room_id=self.id, max_starting=max_starting, max_live=max_live
         )
         _rooms.add(self)
 
@@ -92,6 +92,9 @@ class Greenroom:
             first, self._closed = not self._closed, True
         tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, reply_to=reply))
         reply.wait(None, self.clock)
+        for session in tuple(self._sessions.values()):
+            # Closed they are, but for a supervisor that crashed: then each still ends what it has, on the loop that we are to stop.
+            session._core.closed.wait(deadline_s, SystemClock())  # noqa: SLF001
         if first:
             _rooms.discard(self)
             engines.release(self._engine)

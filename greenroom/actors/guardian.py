@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from greenroom.actors.dispatcher import Dispatcher, PipeReady, TimerFired
+from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
 from greenroom.actors.runtime import LoopActor, Message
 from greenroom.transports.guard import Guard, host_id
 from greenroom.transports.marks import host_prefix
@@ -50,6 +50,7 @@ class GuardianActor(LoopActor):
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
         self._guard: Guard | None = None
+        self._latest: Guard | None = None  # assigned on the starter thread, by a job; read there, by a later one
         self._fd: int | None = None
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
 
@@ -64,6 +65,8 @@ class GuardianActor(LoopActor):
                 self._started(message)
             case PipeReady() | TimerFired():
                 self._look()
+            case LoopFailed():
+                self._watch_again()
             case SidsSeen():
                 if self._guard is not None:
                     self._guard.tell_sids(message.sids)
@@ -73,9 +76,10 @@ class GuardianActor(LoopActor):
     def _offload(self, start: Callable[[], Guard]) -> None:
         def job() -> Message:
             try:
-                return GuardStarted(guard=start(), error=None)
-            except OSError as error:
+                self._latest = start()
+            except Exception as error:  # noqa: BLE001 - without a guard there is still work to do
                 return GuardStarted(guard=None, error=error)
+            return GuardStarted(guard=self._latest, error=None)
 
         self.dispatcher.offload(job, self.actor_ref)
 
@@ -105,6 +109,11 @@ class GuardianActor(LoopActor):
         logger.warning("the guard died; another one is started")
         self._offload(lambda: _replace(guard))
 
+    def _watch_again(self) -> None:
+        # The rebuilt loop knows the descriptor no more; the guard itself is as it was.
+        if self._fd is not None:
+            self.dispatcher.watch(self._fd, self.actor_ref, read=True, write=False)
+
     def _unwatch(self) -> None:
         if self._fd is not None:
             self.dispatcher.watch(self._fd, self.actor_ref, read=False, write=False)
@@ -117,7 +126,15 @@ class GuardianActor(LoopActor):
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.close()
-            self.dispatcher.offload(lambda: _reap(guard, self.dispatcher), self.actor_ref)
+        # The starter's jobs run in order: a guard that is just being started is there by then, and must not stay.
+        self.dispatcher.offload(self._reap_latest, self.actor_ref)
+
+    def _reap_latest(self) -> Message:
+        guard, self._latest = self._latest, None
+        if guard is not None:
+            guard.close()
+            _reap(guard, self.dispatcher)
+        return GuardGone()
 
 
 @attrs.frozen(kw_only=True)
@@ -131,11 +148,10 @@ def _replace(dead: Guard) -> Guard:
     return guard
 
 
-def _reap(guard: Guard, dispatcher: Dispatcher) -> Message:
+def _reap(guard: Guard, dispatcher: Dispatcher) -> None:
     # On the starter thread, which is ending with us: a short bounded wait for a process that exits at once.
     for _ in range(REAP_ROUNDS):
         if guard.poll() is not None:
             break
         dispatcher.clock.wait(REAP_S)
     guard.release()
-    return GuardGone()

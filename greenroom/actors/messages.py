@@ -11,7 +11,7 @@ import attrs
 import pykka
 
 from greenroom.actors.cell import Cell
-from greenroom.actors.runtime import Message
+from greenroom.actors.runtime import Message, tell
 from greenroom.errors import GreenroomError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
@@ -144,6 +144,13 @@ class Detach(Message):
 
 
 @attrs.frozen(kw_only=True)
+class StartWaits(Message):
+    """The start has to wait: for a slot, for room, or for the death of the process before."""
+
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
 class Admitted(Message):
     """The supervisor has given the start a slot; `conversation` is the actor that runs it."""
 
@@ -231,6 +238,12 @@ class Down(Message):
     duration_ms: int
 
 
+def never_started(incarnation: int) -> Down:
+    """Return the end of a process that there never was."""
+    error = TransportDiedError(reason="it was never started")
+    return Down(incarnation=incarnation, error=error, expected=True, refused=False, sent=False, usage=None, duration_ms=0)
+
+
 @attrs.frozen(kw_only=True)
 class Stored(Message):
     """The store has done (or failed to do) the write `sequence`."""
@@ -303,6 +316,10 @@ class StartConversation(Message):
     launch: LaunchSpec
     transport: Any
 
+    def refuse(self) -> None:
+        """Nobody starts it: to the session that is an end like any other."""
+        tell(self.session, never_started(self.launch.incarnation))
+
 
 @attrs.frozen(kw_only=True)
 class WithdrawStart(Message):
@@ -337,6 +354,28 @@ class ReapProcess(Message):
 
 
 @attrs.frozen(kw_only=True)
+class LinkReady(Message):
+    """A shared process has answered its handshake: its start slot is free."""
+
+    link_id: str
+
+
+@attrs.frozen(kw_only=True)
+class LinkRetired(Message):
+    """A shared process takes no new conversations."""
+
+    link_id: str
+
+
+@attrs.frozen(kw_only=True)
+class LinkGone(Message):
+    """A shared process has ended; what it left behind under `mark` must still be found and ended."""
+
+    link_id: str
+    mark: str | None
+
+
+@attrs.frozen(kw_only=True)
 class TurnOver(Message):
     """A turn of the session ended: its process may be idle now."""
 
@@ -361,6 +400,10 @@ class SessionBegan(Message):
 
     session_id: str
     session: Ref
+
+    def refuse(self) -> None:
+        """There is nobody to start anything for it."""
+        tell(self.session, CloseSession())
 
 
 @attrs.frozen(kw_only=True)

@@ -10,6 +10,7 @@ import collections
 import functools
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -49,10 +50,6 @@ class Scheduler(Protocol):
 
     def schedule(self, actor: LoopActor) -> None:
         """Let `actor` have a turn soon. Any thread."""
-
-    def monotonic(self) -> float:
-        """Return the time in seconds."""
-        ...
 
 
 class Inbox:
@@ -116,10 +113,19 @@ class Inbox:
             _refuse(envelope)
 
 
+def _answer(message: object) -> None:
+    """Let a message that nobody will handle answer for itself. A refusal that fails must not end the loop, or leave the next unanswered."""
+    if not isinstance(message, Message):
+        return
+    try:
+        message.refuse()
+    except Exception:
+        logger.exception("%s failed to answer for itself", type(message).__name__)
+
+
 def _refuse(envelope: Envelope[Any]) -> None:
     message = envelope.message
-    if isinstance(message, Message):
-        message.refuse()
+    _answer(message)
     if envelope.reply_to is None:
         return
     if isinstance(message, pykka_messages._ActorStop):  # noqa: SLF001
@@ -196,7 +202,7 @@ class LoopActor(pykka.Actor):
             self.dispatcher.schedule(self)
 
     def _guarded(self, work: Callable[[], Any], envelope: Envelope[Any] | None) -> bool:
-        began_s = self.dispatcher.monotonic()
+        began_s = time.perf_counter()
         try:
             response = work()
         except BaseException as error:  # noqa: BLE001 - a handler's sys.exit must not end the fleet
@@ -206,10 +212,11 @@ class LoopActor(pykka.Actor):
             return False
         if envelope is not None and envelope.reply_to is not None:
             envelope.reply_to.set(response)
-        took_s = self.dispatcher.monotonic() - began_s
+        took_s = time.perf_counter() - began_s
         if took_s > SLOW_HANDLER_S:
             name = type(envelope.message).__name__ if envelope is not None else "on_start"
-            logger.warning("%s spent %.0f ms on %s", type(self).__name__, took_s * 1e3, name)
+            # Not a warning: on a busy machine it happens, and without a configured log a warning lands on the user's terminal.
+            logger.info("%s spent %.0f ms on %s", type(self).__name__, took_s * 1e3, name)
         return not self.actor_stopped.is_set()
 
     def _stop(self) -> None:
@@ -229,6 +236,8 @@ class LoopActor(pykka.Actor):
             exc_info=(type(error), error, error.__traceback__),
         )
         self._terminate(error)
+        # Whoever waits for the very message on which it crashed; `on_down` has said why, where it could.
+        _answer(message)
 
     def _terminate(self, error: BaseException | None) -> None:
         if self.actor_stopped.is_set():

@@ -18,12 +18,13 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.ticket import Batch, TicketCore
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
-from greenroom.events import AgentEvent, Lifecycle, TransportDied, TransportRestarted
-from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, TurnRequest
+from greenroom.events import AgentEvent, Lifecycle, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
@@ -52,6 +53,7 @@ class SessionCore:
     store_key: str | None = None
     handlers: tuple[Any, ...] = ()
     room_id: str = ""
+    log: logging.Logger = logger
     view: SessionView = attrs.field(init=False)
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
@@ -59,7 +61,9 @@ class SessionCore:
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
-        self.view = public_snapshot(initial(self.settings))
+        # As the actor's own first step will have it: what the session resumes is known before the loop gets there.
+        state, _ = step(initial(self.settings), e.Start(now_s=0.0, checkpoint=self.checkpoint))
+        self.view = public_snapshot(state)
 
     def claim_key(self, conversation_id: str) -> Key:
         """The key under which a conversation of this session's provider is claimed."""
@@ -101,8 +105,10 @@ class SessionActor(LoopActor):
         self._ending: dict[int, c.CloseConversation] = {}
         self._receipt: str | None = None
         self._slot_waits: dict[int, float] = {}
+        self._held_deadline: tuple[str, int] | None = None
         self._waits: dict[int, TimerHandle] = {}
         self._sequence = 0
+        self._interrupt_told: str | None = None
         self._writes = _PendingStore()
 
     def on_start(self) -> None:
@@ -129,6 +135,8 @@ class SessionActor(LoopActor):
             case m.CancelTurn():
                 self._forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
+            case m.StartWaits():
+                self._emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
             case m.Admitted():
                 self._admitted(message)
             case m.ConversationOpened():
@@ -180,6 +188,7 @@ class SessionActor(LoopActor):
             self._state, commands = step(self._state, self._inputs.popleft())
             self._core.view = public_snapshot(self._state)
             for command in commands:
+                log_command(self._core.log, self._core.session_id, command)
                 self._perform(command)
         self._advancing = False
 
@@ -215,6 +224,7 @@ class SessionActor(LoopActor):
                 self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
+                self._tell_interrupt(command.turn)
                 self._settle(command.turn.turn_id, lambda ticket: ticket.finish(command.turn))
             case c.Fail():
                 self._core.spent = _sum(self._core.spent, getattr(command.error, "usage", None))
@@ -317,6 +327,8 @@ class SessionActor(LoopActor):
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller and to the observers."""
         turn_id = turn_id or self._core.view.turn_id
+        if any(isinstance(event, TurnInterrupted) for event in events):
+            self._interrupt_told = turn_id
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
         if ticket is not None and ticket.sink is not None:
@@ -336,6 +348,11 @@ class SessionActor(LoopActor):
                 self._hold_reading(hold=True)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+
+    def _tell_interrupt(self, turn: Turn) -> None:
+        """Say that the turn was interrupted, if no process was there to say it."""
+        if turn.result.interrupted and self._interrupt_told != turn.turn_id:
+            self._emit(0, turn.turn_id, (TurnInterrupted(),))
 
     def _hold_reading(self, *, hold: bool) -> None:
         if self._conversation is not None:
@@ -364,7 +381,6 @@ class SessionActor(LoopActor):
             cut_receipt=self._receipt if command.after_death else None,
         )
         self._started.add(command.incarnation)
-        self._emit(command.incarnation, None, (Lifecycle("waiting", "start slot"),))
         tell(
             self._supervisor,
             m.StartConversation(
@@ -379,6 +395,9 @@ class SessionActor(LoopActor):
     def _admitted(self, message: m.Admitted) -> None:
         self._conversation = (message.incarnation, message.conversation)
         self._slot_waits = {message.incarnation: message.slot_wait_s}
+        if self._held_deadline is not None:
+            token, self._held_deadline = ("deadline", *self._held_deadline), None
+            self.dispatcher.call_later(message.slot_wait_s, self.actor_ref, TimerFired(token=token))
         ending = self._ending.get(message.incarnation)
         if ending is not None:
             self._end_conversation(ending)
@@ -439,6 +458,7 @@ class SessionActor(LoopActor):
                     incarnation=message.incarnation,
                     error=message.error,
                     usage=message.usage,
+                    cumulative=message.cumulative,
                     duration_ms=message.duration_ms,
                     nudgeable=message.nudgeable,
                     keeps_conversation=message.keeps_conversation,
@@ -491,13 +511,20 @@ class SessionActor(LoopActor):
         delay_s = max(0.0, command.deadline_s - self._now_s())
         self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=("deadline", command.turn_id, command.attempt)))
 
+    def _deadline_passed(self, turn_id: str, attempt: int) -> None:
+        """The wait for a start slot does not count: while it lasts, the deadline is held, and put off by as much."""
+        if self._started and self._conversation is None:
+            self._held_deadline = (turn_id, attempt)
+            return
+        self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
+
     def _timer(self, token: Any) -> None:
         match token:
             case ("wait", wait_id):
                 self._waits.pop(wait_id, None)
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
             case ("deadline", turn_id, attempt):
-                self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
+                self._deadline_passed(turn_id, attempt)
             case ("store", sequence) if self._writes.confirmed < sequence:
                 self._degrade(f"the checkpoint store has not answered within {STORE_PATIENCE_S:g} s")
                 self._confirm(sequence)
@@ -559,11 +586,12 @@ class SessionActor(LoopActor):
             timer.cancel()
         if error is not None:
             self._core.view = attrs.evolve(self._core.view, closed=True)
-            if self._conversation is not None:
-                tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
             for incarnation in self._started:
                 tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=incarnation))
             tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
+            # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
+            if self._conversation is not None:
+                tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
 
 
 def _sum(total: ProviderUsage | None, more: ProviderUsage | None) -> ProviderUsage | None:

@@ -1,15 +1,16 @@
 """The supervisor: who may start, what is proven dead, and the end of all. Runs on the loop thread; does no I/O and no waiting of its own.
 
 Process n+1 of a session starts only when process n is *proven dead*: reaped, and a scan finds nothing that carries its mark. At most
-`max_starting` processes are between fork and handshake, at most `max_live` alive. Whether and when to restart is the session's policy.
+`max_starting` conversations are between start and handshake, at most `max_live` processes alive. Whether and when to restart is the
+session's policy.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import logging
-import signal
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import attrs
@@ -18,58 +19,30 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
-from greenroom.actors.conversation import ConversationActor, launch_job
+from greenroom.actors.conversation import ConversationActor
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
-from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
+from greenroom.actors.link import EndLink, GuestActor, LinkActor
+from greenroom.actors.links import Link, Links
+from greenroom.actors.process_owner import launch_job
+from greenroom.actors.runtime import ActorDown, LoopActor, tell
+from greenroom.actors.undertaker import ProveDead, ProvenDead, UndertakerActor
 from greenroom.actors.worker import WorkerConversationActor
-from greenroom.errors import TransportDiedError
-from greenroom.transports.base import Executor, Process, StreamTransport
-from greenroom.transports.marks import Sweep
+from greenroom.transports.base import Executor, SharedTransport, StreamTransport
+from greenroom.transports.guard import host_id
+from greenroom.transports.marks import make_mark
 
 logger = logging.getLogger("greenroom.supervisor")
 
-SWEEP_ROUNDS = 60
-SWEEP_PAUSE_S = 0.05
-TERM_ROUNDS = 2
-REAP_ROUNDS = 100
 DEADLINE = "deadline"
 
 Ref = pykka.ActorRef[Any]
 
 
-@attrs.frozen(kw_only=True)
-class Swept(Message):
-    """One round of the sweep is done; `remaining` are the pids still alive under its marks."""
-
-    batch: _Batch
-    remaining: tuple[int, ...]
-    clean: bool
-    round_: int
-
-
-@attrs.frozen(kw_only=True)
-class Reaped(Message):
-    """A killed process was polled; `gone` when it is reaped."""
-
-    process: Process
-    gone: bool
-    round_: int
-
-
-@attrs.frozen(kw_only=True, eq=False)
-class _Batch:
-    """Processes whose leavings are being ended together: one scan serves all."""
-
-    gone: tuple[m.ProcessGone, ...]
-    sweep: Sweep
-
-
 @attrs.define(kw_only=True)
 class _Session:
-    """What the supervisor knows of a session."""
+    """What the supervisor knows of a session: its conversations, alive or not yet proven dead."""
 
     ref: Ref
-    unproven: set[int] = attrs.field(factory=set)
     conversations: dict[int, Ref] = attrs.field(factory=dict)
     closed: Cell[None] | None = None
 
@@ -87,18 +60,23 @@ class SupervisorActor(LoopActor):
 
     dispatcher: Dispatcher
 
-    def __init__(self, dispatcher: Dispatcher, *, executor: Executor, max_starting: int, max_live: int | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, *, executor: Executor, room_id: str, max_starting: int, max_live: int | None) -> None:
         super().__init__(dispatcher)
         self._executor = executor
+        self._room_id = room_id
         self._max_starting = max_starting
         self._max_live = max_live
         self._sessions: dict[str, _Session] = {}
         self._queue: collections.deque[tuple[m.StartConversation, float]] = collections.deque()
-        self._starting: set[tuple[str, int]] = set()
-        self._live: dict[tuple[str, int], Ref] = {}
-        self._to_sweep: list[m.ProcessGone] = []
-        self._sweeping = False
+        self._starting: set[Hashable] = set()
+        self._alone: set[tuple[str, int]] = set()
+        self._links = Links()
+        self._undertaker: Ref | None = None
         self._closing: _Closing | None = None
+
+    def on_start(self) -> None:
+        """Have an undertaker."""
+        self._undertaker = UndertakerActor.start(self.dispatcher)
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912 - one line a case
         """Keep the books, and grant what has become possible."""
@@ -106,21 +84,23 @@ class SupervisorActor(LoopActor):
             case m.SessionBegan():
                 self._session_began(message)
             case m.StartConversation():
-                self._queue.append((message, self.dispatcher.monotonic()))
-                self._grant()
+                self._asked(message)
             case m.WithdrawStart():
                 self._withdraw(message)
             case m.StartSettled():
-                self._starting.discard((message.session_id, message.incarnation))
-                self._grant()
+                self._start_settled((message.session_id, message.incarnation))
+            case m.LinkReady():
+                self._start_settled(message.link_id)
+            case m.LinkRetired():
+                self._links.retire(message.link_id)
             case m.ProcessGone():
                 self._process_gone(message)
-            case Swept():
-                self._swept(message)
+            case m.LinkGone():
+                self._link_gone(message)
+            case ProvenDead():
+                self._proven(message.token)
             case m.ReapProcess():
-                self._reap(message.process, 0)
-            case Reaped():
-                self._reaped(message)
+                self._tell_undertaker(message)
             case m.TurnOver():
                 self._make_room()
             case m.RetireSession():
@@ -128,7 +108,7 @@ class SupervisorActor(LoopActor):
             case m.CloseRoom():
                 self._close_room(message)
             case TimerFired():
-                self._timer(message.token)
+                self._kill_all()
             case ActorDown():
                 pass  # a conversation's own on_down has told everything
             case _:
@@ -141,15 +121,25 @@ class SupervisorActor(LoopActor):
         if self._closing is not None:
             tell(message.session, m.CloseSession())
 
+    def _asked(self, message: m.StartConversation) -> None:
+        self._queue.append((message, self.dispatcher.monotonic()))
+        self._grant()
+        if any(start is message for start, _ in self._queue):
+            tell(message.session, m.StartWaits(incarnation=message.launch.incarnation))
+
+    def _start_settled(self, key: Hashable) -> None:
+        self._starting.discard(key)
+        self._grant()
+
     def _grant(self) -> None:
-        """Start what may start, oldest first; one that still waits for a death does not hold up the others."""
+        """Start what may start, oldest first; one that still waits for a death or for room does not hold up the others."""
         waiting: collections.deque[tuple[m.StartConversation, float]] = collections.deque()
-        while self._queue and len(self._starting) < self._max_starting and not self._full():
+        while self._queue and len(self._starting) < self._max_starting:
             start, asked_s = self._queue.popleft()
             session = self._sessions.get(start.session_id)
             if session is None:
                 continue
-            if session.unproven:
+            if session.conversations or (self._full() and self._link_for(start) is None):
                 waiting.append((start, asked_s))
             else:
                 self._start(session, start, asked_s)
@@ -157,42 +147,50 @@ class SupervisorActor(LoopActor):
         self._make_room()
 
     def _full(self) -> bool:
-        return self._max_live is not None and len(self._live) >= self._max_live
+        return self._max_live is not None and len(self._alone) + len(self._links) >= self._max_live
 
     def _make_room(self) -> None:
-        """Somebody waits for a live slot: ask those who hold one to give up an idle process."""
+        """Somebody waits for a live slot: ask the sessions to give up idle processes."""
         if self._queue and self._full():
-            for session_id, _ in list(self._live):
-                tell(self._sessions[session_id].ref, m.ReleaseIfIdle())
+            for session in self._sessions.values():
+                if session.conversations:
+                    tell(session.ref, m.ReleaseIfIdle())
 
     def _start(self, session: _Session, start: m.StartConversation, asked_s: float) -> None:
-        incarnation = start.launch.incarnation
-        key = (start.session_id, incarnation)
-        transport = start.transport
-        if isinstance(transport, StreamTransport):
-            ref: Ref = ConversationActor.start(
-                start.dispatcher,
-                session_id=start.session_id,
-                session=start.session,
-                supervisor=self.actor_ref,
-                spec=start.launch,
-                job=launch_job(transport, start.launch, transport.executor or self._executor),
-            )
-        else:
-            ref = WorkerConversationActor.start(
-                start.dispatcher,
-                session_id=start.session_id,
-                session=start.session,
-                supervisor=self.actor_ref,
-                transport=transport,
-                spec=start.launch,
-            )
-        self._starting.add(key)
-        self._live[key] = ref
-        session.unproven.add(incarnation)
-        session.conversations[incarnation] = ref
+        key = (start.session_id, start.launch.incarnation)
         slot_wait_s = self.dispatcher.monotonic() - asked_s
-        tell(start.session, m.Admitted(incarnation=incarnation, conversation=ref, slot_wait_s=slot_wait_s))
+        ref = self._start_actor(start, key)
+        self._starting.add(key)
+        session.conversations[start.launch.incarnation] = ref
+        tell(start.session, m.Admitted(incarnation=start.launch.incarnation, conversation=ref, slot_wait_s=slot_wait_s))
+
+    def _start_actor(self, start: m.StartConversation, key: tuple[str, int]) -> Ref:
+        transport, names = start.transport, {"session_id": start.session_id, "session": start.session, "supervisor": self.actor_ref}
+        if _link_key(start) is not None:
+            link = self._link_for(start) or self._new_link(start)
+            link.guests.add(key)
+            return GuestActor.start(start.dispatcher, link=link.ref, spec=start.launch, **names)
+        self._alone.add(key)
+        if isinstance(transport, StreamTransport):
+            job = launch_job(functools.partial(transport.launch, start.launch), transport.executor or self._executor, self.actor_ref)
+            return ConversationActor.start(start.dispatcher, spec=start.launch, job=job, **names)
+        return WorkerConversationActor.start(start.dispatcher, transport=transport, spec=start.launch, **names)
+
+    def _link_for(self, start: m.StartConversation) -> Link | None:
+        key = _link_key(start)
+        return None if key is None else self._links.choose(key)
+
+    def _new_link(self, start: m.StartConversation) -> Link:
+        transport, link_id = start.transport, self._links.new_id()
+        mark = make_mark(host_id(), self._room_id, link_id, 1)
+        job = launch_job(
+            functools.partial(transport.launch_link, start.launch.spec, mark), transport.executor or self._executor, self.actor_ref
+        )
+        ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job)
+        link = Link(link_id=link_id, key=_link_key(start), ref=ref, max_guests=getattr(transport, "max_conversations", 32))
+        self._links.add(link)
+        self._starting.add(link_id)
+        return link
 
     def _withdraw(self, message: m.WithdrawStart) -> None:
         """Take the start out of the queue, or end what it has become."""
@@ -203,19 +201,7 @@ class SupervisorActor(LoopActor):
             start = item[0]
             if start.session_id == message.session_id and start.launch.incarnation == message.incarnation:
                 self._queue.remove(item)
-                never = TransportDiedError(reason="it was never started")
-                tell(
-                    session.ref,
-                    m.Down(
-                        incarnation=message.incarnation,
-                        error=never,
-                        expected=True,
-                        refused=False,
-                        sent=False,
-                        usage=None,
-                        duration_ms=0,
-                    ),
-                )
+                tell(session.ref, m.never_started(message.incarnation))
                 return
         ref = session.conversations.get(message.incarnation)
         if ref is not None:
@@ -225,69 +211,40 @@ class SupervisorActor(LoopActor):
 
     def _process_gone(self, message: m.ProcessGone) -> None:
         key = (message.session_id, message.incarnation)
-        self._starting.discard(key)
-        if message.mark is None:
-            self._proven(message)
+        self._links.leave(key)
+        self._prove(key, message.mark)
+        self._start_settled(key)
+
+    def _link_gone(self, message: m.LinkGone) -> None:
+        self._links.retire(message.link_id)
+        self._prove(message.link_id, message.mark)
+        self._start_settled(message.link_id)
+
+    def _prove(self, token: Hashable, mark: str | None) -> None:
+        if mark is None:
+            self._proven(token)
         else:
-            self._to_sweep.append(message)
-            self._sweep_next()
+            self._tell_undertaker(ProveDead(token=token, mark=mark, asker=self.actor_ref))
+
+    def _tell_undertaker(self, message: ProveDead | m.ReapProcess) -> None:
+        if self._undertaker is None or not self._undertaker.is_alive():
+            self._undertaker = UndertakerActor.start(self.dispatcher)
+        tell(self._undertaker, message)
+
+    def _proven(self, token: Any) -> None:
+        if isinstance(token, str):
+            self._links.remove(token)
+        else:
+            self._conversation_proven(*token)
+        self._finish_room()
         self._grant()
 
-    def _sweep_next(self) -> None:
-        if self._sweeping or not self._to_sweep:
-            return
-        self._sweeping = True
-        gone, self._to_sweep = tuple(self._to_sweep), []
-        batch = _Batch(gone=gone, sweep=Sweep([item.mark for item in gone if item.mark is not None]))
-        self._sweep_round(batch, 0)
-
-    def _sweep_round(self, batch: _Batch, round_: int) -> None:
-        def job() -> Message:
-            batch.sweep.round(signal.SIGTERM if round_ < TERM_ROUNDS else signal.SIGKILL)
-            return Swept(batch=batch, remaining=batch.sweep.unended, clean=batch.sweep.done, round_=round_)
-
-        self.dispatcher.offload(job, self.actor_ref)
-
-    def _swept(self, message: Swept) -> None:
-        if not message.clean and message.round_ < SWEEP_ROUNDS:
-            self.dispatcher.call_later(SWEEP_PAUSE_S, self.actor_ref, TimerFired(token=(message.batch, message.round_ + 1)))
-            return
-        if message.remaining:
-            # Reported and not waited for any longer: an unkillable tool must not hold a session for ever.
-            logger.error("processes that could not be ended: %s", ", ".join(map(str, message.remaining)))
-        self._sweeping = False
-        for gone in message.batch.gone:
-            self._proven(gone)
-        self._sweep_next()
-        self._grant()
-
-    def _proven(self, gone: m.ProcessGone) -> None:
-        self._live.pop((gone.session_id, gone.incarnation), None)
-        session = self._sessions.get(gone.session_id)
-        if session is None:
-            return
-        session.unproven.discard(gone.incarnation)
-        session.conversations.pop(gone.incarnation, None)
-        self._finish_session(gone.session_id, session)
-
-    def _reap(self, process: Process, round_: int) -> None:
-        def job() -> Message:
-            return Reaped(process=process, gone=process.poll() is not None, round_=round_)
-
-        self.dispatcher.offload(job, self.actor_ref)
-
-    def _reaped(self, message: Reaped) -> None:
-        if not message.gone and message.round_ < REAP_ROUNDS:
-            self.dispatcher.call_later(SWEEP_PAUSE_S, self.actor_ref, TimerFired(token=("reap", message.process, message.round_ + 1)))
-
-    def _timer(self, token: Any) -> None:
-        match token:
-            case (_Batch() as batch, int(round_)):
-                self._sweep_round(batch, round_)
-            case ("reap", process, int(round_)):
-                self._reap(process, round_)
-            case _:
-                self._deadline()
+    def _conversation_proven(self, session_id: str, incarnation: int) -> None:
+        self._alone.discard((session_id, incarnation))
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.conversations.pop(incarnation, None)
+            self._finish_session(session_id, session)
 
     # --- ends
 
@@ -299,15 +256,15 @@ class SupervisorActor(LoopActor):
         session.closed = message.closed
         self._queue = collections.deque(item for item in self._queue if item[0].session_id != message.session_id)
         self._finish_session(message.session_id, session)
+        self._finish_room()
 
     def _finish_session(self, session_id: str, session: _Session) -> None:
-        """Say "closed" only when it is: no process of the session is left unproven."""
-        if session.closed is None or session.unproven:
+        """Say "closed" only when it is: every process of the session is proven dead."""
+        if session.closed is None or session.conversations:
             return
         del self._sessions[session_id]
         CLAIMS.drop(session_id)
         session.closed.settle(None)
-        self._finish_room()
 
     def _close_room(self, message: m.CloseRoom) -> None:
         if self._closing is not None:
@@ -319,31 +276,41 @@ class SupervisorActor(LoopActor):
         self.dispatcher.call_later(message.deadline_s, self.actor_ref, TimerFired(token=DEADLINE))
         self._finish_room()
 
-    def _deadline(self) -> None:
+    def _kill_all(self) -> None:
         """Time is up: whatever still runs is killed."""
-        if self._closing is None:
-            return
-        for (session_id, _), ref in self._live.items():
-            self._closing.killed.add(session_id)
-            tell(ref, m.EndConversation(kill=True, reason="the room was closed"))
+        for session_id, session in self._sessions.items():
+            for ref in session.conversations.values():
+                if self._closing is not None:
+                    self._closing.killed.add(session_id)
+                tell(ref, m.EndConversation(kill=True, reason="the room was closed"))
+        for ref in self._links.refs():
+            tell(ref, EndLink(kill=True, reason="the room was closed"))
 
     def _finish_room(self) -> None:
-        if self._closing is not None and not self._sessions:
+        if self._closing is not None and not self._sessions and not len(self._links):
             self._closing.reply_to.settle(tuple(sorted(self._closing.killed)))
             self.finish()
 
     def on_down(self, error: BaseException | None) -> None:
-        """Nobody may wait for a supervisor that crashed."""
+        """Nobody may wait for a supervisor that crashed, and nothing may run without one."""
+        if self._undertaker is not None:
+            self._undertaker.stop(block=False)
         if error is None:
             return
-        for ref in self._live.values():
-            tell(ref, m.EndConversation(kill=True, reason="the supervisor crashed"))
+        for start, _ in self._queue:
+            start.refuse()
+        self._kill_all()
         for session in self._sessions.values():
             tell(session.ref, m.CloseSession())
             if session.closed is not None:
                 session.closed.settle(None)
         if self._closing is not None:
             self._closing.reply_to.settle(tuple(sorted(self._closing.killed)))
+
+
+def _link_key(start: m.StartConversation) -> Hashable | None:
+    transport = start.transport
+    return transport.link_key(start.launch.spec) if isinstance(transport, SharedTransport) else None
 
 
 def _copy(source: Cell[tuple[str, ...]], target: Cell[tuple[str, ...]]) -> Callable[[], None]:

@@ -56,7 +56,7 @@ class WorkerFailed(Message):
     """`Transport.open` or `turn` raised."""
 
     turn_id: str | None
-    error: Exception
+    error: BaseException
 
 
 @attrs.frozen(kw_only=True)
@@ -107,7 +107,7 @@ class WorkerConversationActor(LoopActor):
         def job() -> Message:
             try:
                 return WorkerOpened(conversation=transport.open(spec))
-            except Exception as error:  # noqa: BLE001 - a user's code: whatever it raises is the start's answer
+            except BaseException as error:  # noqa: BLE001 - a user's code: whatever it raises, sys.exit too, is the start's answer
                 return WorkerFailed(turn_id=None, error=error)
 
         self._worker.submit(job)
@@ -162,7 +162,7 @@ class WorkerConversationActor(LoopActor):
         def job() -> Message:
             try:
                 return WorkerResult(turn_id=attempt.turn_id, result=_call(conversation, attempt, emit))
-            except Exception as error:  # noqa: BLE001 - a user's code: whatever it raises is the attempt's answer
+            except BaseException as error:  # noqa: BLE001 - a user's code: whatever it raises, sys.exit too, is the attempt's answer
                 return WorkerFailed(turn_id=attempt.turn_id, error=error)
 
         if attempt.deadline_s is not None:
@@ -191,7 +191,7 @@ class WorkerConversationActor(LoopActor):
                 steer(message.text)
             except GreenroomError as error:
                 message.reply_to.fail(error)
-            except Exception as error:  # noqa: BLE001 - the asker is told
+            except BaseException as error:  # noqa: BLE001 - the asker is told
                 message.reply_to.fail(NoRunningTurnError(f"the conversation did not take the text: {error!r}"))
             else:
                 message.reply_to.settle(None)
@@ -322,7 +322,7 @@ def _call(conversation: Conversation, attempt: Attempt, emit: Callable[[AgentEve
     return conversation.turn(request, emit)
 
 
-def _as_failure(error: Exception) -> GreenroomError:
+def _as_failure(error: BaseException) -> GreenroomError:
     if isinstance(error, GreenroomError):
         return error
     failure = TurnFailedError(FailureKind.OTHER, f"the transport raised {error!r}")

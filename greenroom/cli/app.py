@@ -218,6 +218,8 @@ async def _go(run: _Run) -> int:
         finally:
             await offload(Lane.ROOM, room.close, FORCED_DEADLINE_S if stop.by_force.is_set() else _SHUTDOWN_S)
     _print_summary(board, records, runner, len(run.done))
+    if run.log is None:
+        _hint("the answers were not kept; with --out FILE they are, and a second run does only the rest")
     status = exit_status(runner.outcomes.values(), interrupted=stop.asked)
     return status or (1 if runner.trouble else 0)
 
@@ -258,7 +260,11 @@ def _refuse(problems: Iterable[GreenroomError]) -> NoReturn:
 def _complain(message: str, hint: str | None) -> None:
     print(f"error: {one_line(message, 2000)}", file=sys.stderr)
     if hint:
-        print(f"hint: {one_line(hint, 2000)}", file=sys.stderr)
+        _hint(hint)
+
+
+def _hint(hint: str) -> None:
+    print(f"hint: {one_line(hint, 2000)}", file=sys.stderr)
 
 
 # --- doctor and demo ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ def swallowed(move: Move, event: Swallowed) -> None:
     if not move.runs(event.turn_id, event.incarnation) or not move.ticket.maybe_taken:
         move.ignore("no such question is open")
         return
-    move.mark(taken=True)
     death = move.ticket.death or TransportDiedError()
     if move.unwanted:
         finish(move, TurnResult(interrupted=True), event.now_s)

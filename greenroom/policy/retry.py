@@ -37,7 +37,7 @@ class RetryPolicy:
     delays: tuple[float, ...] = attrs.field(default=DEFAULT_DELAYS_S, converter=_floats)
     wait: Callable[[tenacity.RetryCallState], float] | None = attrs.field(default=None, kw_only=True)
     stop: Callable[[tenacity.RetryCallState], bool] | None = attrs.field(default=None, kw_only=True)
-    jitter: float = attrs.field(default=0.0, kw_only=True)
+    jitter: float = attrs.field(default=0.1, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if (self.wait is None) != (self.stop is None):
@@ -51,10 +51,13 @@ class RetryPolicy:
             raise ValueError(f"jitter must be finite and 0 or more, got {self.jitter}")
         _check(self.delays)
 
-    def delays_data(self, rng: random.Random) -> tuple[float, ...]:
-        """Return the delays of one session in seconds, with jitter. Raises ValueError if a tenacity wait gives no usable number."""
+    def delays_data(self, rng: random.Random | None) -> tuple[float, ...]:
+        """Return the delays of one session in seconds, with jitter drawn from `rng` (None: without).
+
+        Raises ValueError if a tenacity wait gives no usable number.
+        """
         plain = self.delays if self.wait is None or self.stop is None else _simulated(self.wait, self.stop)
-        return tuple(delay_s * (1 + self.jitter * rng.random()) for delay_s in plain) if self.jitter else plain
+        return tuple(delay_s * (1 + self.jitter * rng.random()) for delay_s in plain) if self.jitter and rng is not None else plain
 
 
 def _simulated(wait: Callable[[tenacity.RetryCallState], float], stop: Callable[[tenacity.RetryCallState], bool]) -> tuple[float, ...]:

@@ -159,10 +159,10 @@ def _cancelled(move: Move, event: Cancelled) -> None:
 
 def _run_began(move: Move, event: RunBegan) -> None:
     state = move.state
-    if state.closing:
-        _refuse(move, event.turn_id, Refusal.CLOSED, SessionStateError("the session is closed"))
-    elif state.phase in BEGUN and move.ticket.turn_id == event.turn_id:
+    if state.phase in BEGUN and move.ticket.turn_id == event.turn_id:
         move.ignore("that turn runs already")
+    elif state.closing:
+        _refuse(move, event.turn_id, Refusal.CLOSED, SessionStateError("the session is closed"))
     elif state.phase is not Phase.PREPARED or move.ticket.turn_id != event.turn_id:
         _refuse(move, event.turn_id, Refusal.STALE, SessionStateError(f"ticket {event.turn_id!r} is not the most recent one"))
     else:

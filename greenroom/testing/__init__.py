@@ -27,7 +27,18 @@ from greenroom.testing.doubles import (
     turn_failed,
     turn_timeout,
 )
-from greenroom.testing.scripted import Plan, Seen, history, prompts_seen, scripted_claude_argv, write_scripted_claude
+from greenroom.testing.scripted import (
+    Plan,
+    Seen,
+    history,
+    overlaps,
+    prompts_seen,
+    replayed_claude_argv,
+    scripted_claude_argv,
+    starts,
+    write_replayed_claude,
+    write_scripted_claude,
+)
 
 __all__ = [
     "CheckpointStoreContract",
@@ -47,11 +58,15 @@ __all__ = [
     "TransportContract",
     "fake_profile",
     "history",
+    "overlaps",
     "prompts_seen",
+    "replayed_claude_argv",
     "resume_refused",
     "scripted_claude_argv",
+    "starts",
     "turn_died",
     "turn_failed",
     "turn_timeout",
+    "write_replayed_claude",
     "write_scripted_claude",
 ]

@@ -43,6 +43,7 @@ _STEERED = re.compile(r"The user sent a new message while you were working:\n(.*
 _WORDS = frozenset(("SAY", "THINK", "SLOW", "SLEEP", "BASH", "WRITE", "TOOL", "STRUCTURED", "HANG", "CUT", "TOO_LONG", "ERROR"))
 _TOOL_WORDS = frozenset(("BASH", "WRITE", "TOOL", "STRUCTURED"))
 _CONTINUE = "Continue from where you left off"
+_NO_PROMPTS = frozenset(("", "(no content)", "Tool loaded."))
 _STOP_BOUND_S = 2.0
 Block = dict[str, Any]
 Step = tuple[str, str]
@@ -52,17 +53,22 @@ class _CutError(Exception):
     """Thrown out of an answer, so that the server drops the connection."""
 
 
+@attrs.frozen
+class Pieces:
+    """A text block that is streamed piece by piece, with `interval_s` before each."""
+
+    texts: tuple[str, ...]
+    interval_s: float = 0.0
+
+
 @attrs.frozen(kw_only=True)
 class Reply:
-    """One answer of the model. `content` are blocks of the Messages API; a `status` other than 200 makes it an error.
+    """One answer of the model. `content` are blocks of the Messages API, or `Pieces`; a `status` other than 200 makes it an error.
 
-    `delay_s` passes before the first byte, `interval_s` between the pieces of `pieces`, which are streamed as one more text block;
-    `hang` never ends, `cut` drops the connection after the beginning. `headers` are added to an error.
+    `delay_s` passes before the first byte; `hang` never ends, `cut` drops the connection after the beginning; `headers` go with an error.
     """
 
-    content: tuple[Block, ...] = ()
-    pieces: tuple[str, ...] = ()
-    interval_s: float = 0.0
+    content: tuple[Block | Pieces, ...] = ()
     delay_s: float = 0.0
     status: int = 200
     error_type: str = "api_error"
@@ -74,7 +80,7 @@ class Reply:
     @property
     def stop_reason(self) -> str:
         """`tool_use` if a tool is called, else `end_turn`."""
-        return "tool_use" if any(block["type"] == "tool_use" for block in self.content) else "end_turn"
+        return "tool_use" if any(block["type"] == "tool_use" for block in self.blocks()) else "end_turn"
 
     @property
     def output_tokens(self) -> int:
@@ -83,8 +89,8 @@ class Reply:
         return max(1, len(said.split()))
 
     def blocks(self) -> tuple[Block, ...]:
-        """All blocks, the streamed text last."""
-        return (*self.content, *((text_block("".join(self.pieces)),) if self.pieces else ()))
+        """The content as blocks of the Messages API."""
+        return tuple(text_block("".join(block.texts)) if isinstance(block, Pieces) else block for block in self.content)
 
 
 def text_block(text: str) -> Block:
@@ -146,7 +152,7 @@ def _extended(reply: Reply, word: str, rest: str) -> Reply:
         case "SLOW":
             count, interval_s, text = _split(rest, 3)
             pieces = tuple(f"{' ' if number else ''}{text or 'w'}{number}" for number in range(int(count)))
-            return attrs.evolve(reply, pieces=pieces, interval_s=float(interval_s))
+            return _with(reply, Pieces(pieces, float(interval_s)))
         case "SLEEP":
             return attrs.evolve(reply, delay_s=float(rest))
         case "HANG":
@@ -173,7 +179,7 @@ def _call(word: str, rest: str) -> Block:
             return tool_block(name, json.loads(tool_input or "{}"))
 
 
-def _with(reply: Reply, block: Block) -> Reply:
+def _with(reply: Reply, block: Block | Pieces) -> Reply:
     return attrs.evolve(reply, content=(*reply.content, block))
 
 
@@ -216,7 +222,7 @@ def _prompt(text: str, *, system: bool) -> list[Step] | None:
     """Return the directives of a text, its echo, or None if it is no prompt: a reminder, a continuation, nothing."""
     text = _STEERED.sub(r"\1", _REMINDER.sub("", text)).strip()
     steps = _steps(text)
-    if steps or system or text in ("", "(no content)") or text.startswith((_CONTINUE, "[Request interrupted")):
+    if steps or system or text in _NO_PROMPTS or text.startswith((_CONTINUE, "[Request interrupted")):
         return steps or None
     return [("SAY", "echo: " + text)]
 
@@ -384,15 +390,13 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 async def _events(reply: Reply, body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """Stream an answer: each block whole, then the pieces with their pauses."""
+    """Stream an answer: each block whole, pieces with their pauses."""
     yield _event("message_start", message=_message(body, [], None, 1))
     if reply.cut:
         raise _CutError
     for index, block in enumerate(reply.content):
-        for event in _block_events(index, block):
+        async for event in _piece_events(index, block) if isinstance(block, Pieces) else _block_events(index, block):
             yield event
-    async for event in _piece_events(len(reply.content), reply):
-        yield event
     if reply.hang:
         await asyncio.Event().wait()
     delta = {"stop_reason": reply.stop_reason, "stop_sequence": None}
@@ -400,28 +404,35 @@ async def _events(reply: Reply, body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_stop")
 
 
-async def _piece_events(index: int, reply: Reply) -> AsyncIterator[bytes]:
-    if not reply.pieces:
-        return
+async def _piece_events(index: int, pieces: Pieces) -> AsyncIterator[bytes]:
     yield _event("content_block_start", index=index, content_block=text_block(""))
-    for piece in reply.pieces:
-        await asyncio.sleep(reply.interval_s)
-        yield _event("content_block_delta", index=index, delta={"type": "text_delta", "text": piece})
+    for text in pieces.texts:
+        await asyncio.sleep(pieces.interval_s)
+        yield _event("content_block_delta", index=index, delta={"type": "text_delta", "text": text})
     yield _event("content_block_stop", index=index)
 
 
-def _block_events(index: int, block: Block) -> list[bytes]:
+async def _block_events(index: int, block: Block) -> AsyncIterator[bytes]:
+    empty, deltas = _opened(block)
+    yield _event("content_block_start", index=index, content_block=empty)
+    for delta in deltas:
+        yield _event("content_block_delta", index=index, delta=delta)
+    yield _event("content_block_stop", index=index)
+
+
+def _opened(block: Block) -> tuple[Block, list[Block]]:
+    """Return a block as it begins, and the deltas that fill it."""
     match block["type"]:
         case "text":
-            empty, deltas = text_block(""), [{"type": "text_delta", "text": block["text"]}]
+            return text_block(""), [{"type": "text_delta", "text": block["text"]}]
         case "thinking":
-            empty = {"type": "thinking", "thinking": "", "signature": ""}
             signature = {"type": "signature_delta", "signature": block["signature"]}
-            deltas = [{"type": "thinking_delta", "thinking": block["thinking"]}, signature]
+            return {"type": "thinking", "thinking": "", "signature": ""}, [
+                {"type": "thinking_delta", "thinking": block["thinking"]},
+                signature,
+            ]
         case _:
-            empty, deltas = {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
-    middle = [_event("content_block_delta", index=index, delta=delta) for delta in deltas]
-    return [_event("content_block_start", index=index, content_block=empty), *middle, _event("content_block_stop", index=index)]
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
 
 
 def main() -> None:

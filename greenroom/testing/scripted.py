@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import sys
 from typing import Any
 
 import attrs
 
-SCRIPT = pathlib.Path(__file__).with_name("scripted_claude.py")
-_LAUNCH = "import sys; sys.path.append({folder!r}); from scripted_claude import main; main()"
+_FOLDER = str(pathlib.Path(__file__).parent)
 _SHEBANG_LIMIT = 120
+_PYTHON_FLAGS = ("-S", "-E", "-P")  # fast, and blind to the environment and to modules in the agent's working directory
 
 
 def scripted_claude_argv() -> tuple[str, ...]:
@@ -26,26 +27,43 @@ def scripted_claude_argv() -> tuple[str, ...]:
 
     It imports the script instead of running it, so that Python's cache of compiled code halves the start-up time (to about 10 ms).
     """
-    return (sys.executable, "-S", "-E", "-c", _LAUNCH.format(folder=str(SCRIPT.parent)))
+    return (sys.executable, *_PYTHON_FLAGS, "-c", _launch("scripted_claude"))
+
+
+def replayed_claude_argv(recording: pathlib.Path | str) -> tuple[str, ...]:
+    """Return a command that stands for `claude` and plays a recording; see `greenroom.testing.replay_claude`."""
+    return (sys.executable, *_PYTHON_FLAGS, "-c", _launch("replay_claude"), str(recording))
 
 
 def write_scripted_claude(directory: pathlib.Path | str, name: str = "claude") -> pathlib.Path:
     """Write an executable that behaves as `claude`, and return its path. The directory is made if it is missing."""
-    path = pathlib.Path(directory) / name
+    return _write(pathlib.Path(directory) / name, _launch("scripted_claude"))
+
+
+def write_replayed_claude(directory: pathlib.Path | str, recording: pathlib.Path | str, name: str = "claude") -> pathlib.Path:
+    """Write an executable named `claude` that plays a recording, and return its path."""
+    return _write(pathlib.Path(directory) / name, _launch("replay_claude", str(pathlib.Path(recording).absolute())))
+
+
+def _launch(module: str, *arguments: str) -> str:
+    """Return the code that runs a script of this folder, with arguments put before those of the command."""
+    before = f"sys.argv[1:1] = {list(arguments)!r}; " if arguments else ""
+    return f"import sys; sys.path.append({_FOLDER!r}); {before}from {module} import main; main()"
+
+
+def _write(path: pathlib.Path, code: str) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_wrapper(), encoding="utf-8")
+    path.write_text(_wrapper(code), encoding="utf-8")
     path.chmod(0o755)
     return path
 
 
-def _wrapper() -> str:
-    launch = _LAUNCH.format(folder=str(SCRIPT.parent)).replace("; ", "\n") + "\n"
-    shebang = f"#!{sys.executable} -SE"
+def _wrapper(code: str) -> str:
+    shebang = f"#!{sys.executable} -SEP"
     if len(shebang) <= _SHEBANG_LIMIT and " " not in sys.executable:
-        return f"{shebang}\n{launch}"
+        return f"{shebang}\n{code}\n"
     # the kernel cuts long first lines and splits none: a shell starts what does not fit
-    code = launch.strip().replace("'", '"')
-    return f"#!/bin/sh\nexec '{sys.executable}' -S -E -c '{code}' \"$@\"\n"
+    return f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -SEP -c {shlex.quote(code)} "$@"\n'
 
 
 @attrs.frozen(kw_only=True)
@@ -53,7 +71,8 @@ class Plan:
     """Things that the scripted CLI does before and between turns. Fields left alone change nothing.
 
     Those that count (`*_times`, and where True or a number is taken) are counted over all processes that share a state directory:
-    `die_at_start=2` lets the first two starts die, True all of them. Times are in seconds, sizes in bytes.
+    `die_at_start=2` lets the first two starts die, True all of them. Times are in seconds, sizes in bytes. The first `kill_times`
+    processes are killed (SIGKILL) after they wrote line number `kill_after_line`, or read `die_after_input_bytes`.
     """
 
     version: str | None = None
@@ -72,6 +91,9 @@ class Plan:
     kill_after_line: int = 0
     kill_times: int = 1
     ignore_eof: bool = False
+    exit_delay_s: float = 0.0
+    stop_reading: bool = False
+    die_after_input_bytes: int = 0
 
     def write(self, path: pathlib.Path | str) -> pathlib.Path:
         """Write the plan as a file for GREENROOM_SCRIPTED_PLAN, and return its path."""
@@ -122,6 +144,11 @@ def starts(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
     Its keys: pid, argv, cwd, session_id, resumed, at (Unix time), env (the names of its variables, no values).
     """
     return tuple(_records(pathlib.Path(state_dir) / "starts.log"))
+
+
+def overlaps(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
+    """Return one record (pid, session_id, at) for each process that came to a conversation on which another one still lived."""
+    return tuple(_records(pathlib.Path(state_dir) / "overlaps.log"))
 
 
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:

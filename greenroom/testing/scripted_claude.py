@@ -24,6 +24,7 @@ Directives (`\n` in a text is a line end):
     EXIT code  NO_RESULT_EXIT       ends without a result           CLOSE_STDOUT               closes its output and lives on
     HALF_LINE                       half a line, then exit 1        HUGE_LINE bytes            one line of that size
     BAD_UTF8  GARBAGE               bytes that are no frames        STDERR bytes               so much standard error
+    CLEAR                           the conversation gets a new id  STOP_READING               reads no input any more
     IGNORE_INTERRUPT                leaves interrupts of this turn unanswered                  IGNORE_SIGTERM
     SPAWN s  HOLD_PIPE s            really starts a process in a session of its own that outlives this one (HOLD_PIPE: with its stdout)
 
@@ -37,6 +38,7 @@ outside of turns; `greenroom.testing.scripted.Plan` writes it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -69,6 +71,7 @@ ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "
 ERROR_TYPES |= {429: "rate_limit_error", 500: "api_error", 529: "overloaded_error"}
 FLOOD_BUFFER_BYTES = 1 << 20
 KILL_LINE_FOREVER = 1 << 30
+ORPHAN_LIFE_S = 300  # a test that died must not leave us for ever in a HANG
 
 
 class Interrupted(Exception):  # noqa: N818 - it is thrown into a turn, not raised by a failure
@@ -195,6 +198,7 @@ class Prompt:
 
     def __init__(self, number: int, text: str) -> None:
         self.number = number
+        self.text = text
         self.steps = directives(text)
         self.done = 0
 
@@ -281,6 +285,17 @@ class Store:
         self.apply(record)
         self.pending.append((time.monotonic() + self.delay_s, encode(record)))
         self.flush()
+
+    def moved(self, session_id: str) -> Store:
+        """Return a new conversation that begins with the prompts that are being played."""
+        self.flush(everything=True)
+        new = Store(os.path.dirname(self.path), session_id, self.delay_s)  # noqa: PTH120
+        new.taken, new.old = set(self.taken), set(self.old)
+        for prompt in reversed(self.prompts):
+            new.add("prompt", n=prompt.number, uuids=self.last_uuids, text=prompt.text, joins=bool(new.prompts))
+            new.add("step", n=prompt.number, done=prompt.done + 1)
+        self.prompts = new.prompts
+        return new
 
     def flush(self, *, everything: bool = False) -> None:
         now = time.monotonic()
@@ -513,14 +528,20 @@ class Turn:
         """Write what comes with the model's first answer: Claude Code echoes the prompt no sooner."""
         if not self.echoed and self.messages:
             self.echoed = True
-            merged = "\n".join(m.text for m in self.messages) if len(self.messages) > 1 else None
-            self.echo(self.messages[-1], merged)
+            self.echo(self.messages[-1], self.merged() if len(self.messages) > 1 else None)
         if not self.message_id:
             self.message_id = new_id("msg")
             self.message_ids.append(self.message_id)
             self.index = 0
             self.cli.money.request()
             self.stream({"type": "message_start", "message": self.message([])}, first=True)
+
+    def merged(self) -> Any:
+        """Return the content that several messages have as one: texts in lines, blocks one after the other."""
+        contents = [message.content for message in self.messages]
+        if all(isinstance(content, str) for content in contents):
+            return "\n".join(contents)
+        return [block for content in contents for block in ([{"type": "text", "text": content}] if isinstance(content, str) else content)]
 
     def message(self, content: list[Frame]) -> Frame:
         head: Frame = {"id": self.message_id, "type": "message", "role": "assistant", "model": MODEL, "content": content}
@@ -560,8 +581,13 @@ class Turn:
         self.open_block = self.partial = ""
 
     def assistant(self, block: Frame, **extra: Any) -> None:
+        self.send(self.assistant_frame(block, **extra))
+
+    def assistant_frame(self, block: Frame, **extra: Any) -> Frame:
+        """Return the frame of one block: only the first of a turn names the messages that it answers."""
+        named, self.first_answer = self.named(), False
         frame: Frame = {"type": "assistant", "message": {**self.message([block]), "context_management": None}, "parent_tool_use_id": None}
-        self.send({**frame, **self.common(), "request_id": new_id("req"), **extra, **self.named()})
+        return {**frame, **self.common(), "request_id": new_id("req"), **extra, **named}
 
     def end_message(self, stop_reason: str) -> None:
         if self.message_id:
@@ -569,7 +595,6 @@ class Turn:
             self.stream({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 8}})
             self.stream({"type": "message_stop"})
         self.message_id = ""
-        self.first_answer = False
 
     def tool_use(self, name: str, tool_input: Any) -> str:
         tool_id = new_id("toolu")
@@ -642,20 +667,22 @@ class Turn:
                 "session_id": self.cli.session_id,
                 "uuid": new_uuid(),
             }
-            self.send({**frame, **({"user_message_uuids": self.uuids} if self.uuids and self.first_answer else {})})
+            self.send({**frame, **({"user_message_uuids": self.uuids} if self.uuids else {})})
 
     def take(self) -> None:
         """Note what the model is now asked: a prompt of its own, or going on with the one before."""
         store = self.cli.store
         if self.self_steps is not None:
             return
-        content, text = self.messages[-1].content, "\n".join(message.text for message in self.messages)
+        texts = [message.text for message in self.messages if message.text]
+        text = "\n".join(texts)
         failed = store.last_end == "api_error"
         uuids = [message.uuid for message in self.messages]
         store.close_cut_turn()
-        if is_nudge(content):
+        empty = all(is_nudge(message.content) for message in self.messages)
+        if empty:
             text = "(no content)"
-        if store.prompts and (is_nudge(content) and failed):
+        if store.prompts and empty and failed:
             store.add("go_on", uuids=uuids, text="")
         elif text.strip().startswith(CONTINUE):
             store.add("go_on", uuids=uuids, text=text)
@@ -734,7 +761,7 @@ class Turn:
         self.is_error = error
         usage = usage_of(dict.fromkeys(Money.FIELDS, 0) if aborted and reason == "aborted_streaming" else money.turn, error=error)
         money.turn = dict.fromkeys(Money.FIELDS, 0)
-        named = self.result_names(aborted=aborted)
+        named = self.result_names(error=error)
         frame: Frame = {
             "duration_api_ms": 5,
             "stop_reason": stop,
@@ -758,12 +785,12 @@ class Turn:
         self.cli.results += 1
         self.send({**frame, "model_usage_since_last_result": money.report()})
 
-    def result_names(self, *, aborted: bool) -> Frame:
+    def result_names(self, *, error: bool) -> Frame:
         uuids = self.uuids or self.resumed_uuids
         if not uuids:
             return {}
         named: Frame = {"user_message_uuid": self.opening_uuid(uuids), "user_message_uuids": uuids}
-        if not aborted:
+        if not error:
             named |= {"request_sent_wall_ms": int(time.time() * 1000)}
             named |= {"first_request_input_tokens": 150, "first_request_cache_read_input_tokens": 30}
         return named
@@ -789,13 +816,15 @@ class Turn:
         if self.message_id:
             self.end_message("end_turn")
         reason = "aborted_tools" if tool else "aborted_streaming"
-        stop = "tool_use" if tool else None
+        stop = "tool_use" if self.rounds > 1 else None
         self.cli.store.add("marker", text=marker)
         self.cli.store.add("end", reason=reason)
         self.rounds += 1
         why = f"[ede_diagnostic] result_type=user last_content_type=n/a stop_reason={stop or 'null'}"
+        for message in self.steered:
+            self.lifecycle(message, "cancelled")
         self.result("error_during_execution", stop, reason, {"errors": [why]}, error=True)
-        for message in (*self.steered, *self.messages):
+        for message in self.messages:
             self.lifecycle(message, "cancelled")
 
     def fail(self, error: ApiError) -> None:
@@ -811,15 +840,15 @@ class Turn:
         frame: Frame = {"type": "assistant", "message": synthetic, "parent_tool_use_id": None, **self.common(), "error": error.kind}
         if status:
             frame["request_id"] = new_id("req")
-        self.send({**frame, "is_api_error_message": True, **known})
+        self.send({**frame, "is_api_error_message": True, **known, **self.named()})
         for message in self.steered:
-            self.lifecycle(message, "completed")
+            self.lifecycle(message, "cancelled")
         self.cli.store.add("end", reason="api_error")
         reason = "prompt_too_long" if error.text.startswith("Prompt is too long") else "api_error"
         middle = {"api_error_status": status, **known, "result": error.text}
         self.result("success", "stop_sequence", reason, middle, error=True)
         for message in self.messages:
-            self.lifecycle(message, "completed")
+            self.lifecycle(message, "cancelled")
 
     # --- directives: what the model does ---
 
@@ -1048,11 +1077,20 @@ class Turn:
 
     def do_bad_utf8(self, rest: str) -> None:
         self.answer_begins()
-        self.assistant({"type": "text", "text": "bad <> bytes"})
-        self.out.raw(self.frames[-1].replace(b"<>", b"\xff\xc3"))
+        frame = self.assistant_frame({"type": "text", "text": "bad <> bytes"})
+        self.out.raw(encode(frame).replace(b"<>", b"\xff\xc3"))
 
     def do_garbage(self, rest: str) -> None:
         self.out.raw(b"Warning: this line is no JSON\n[1,2,3]\n\n42\r\n" + encode({"type": "of_tomorrow", "subtype": "x"}) + b"\x00\n")
+
+    def do_clear(self, rest: str) -> None:
+        old, self.cli.session_id = self.cli.session_id, new_uuid()
+        frame = {"type": "conversation_reset", "new_conversation_id": self.cli.session_id, "uuid": new_uuid(), "trigger": "clear"}
+        self.send({**frame, "timestamp": timestamp(), "session_id": old})
+        self.cli.store = self.cli.store.moved(self.cli.session_id)
+
+    def do_stop_reading(self, rest: str) -> None:
+        self.cli.reads = False
 
     def do_stderr(self, rest: str) -> None:
         write_stderr(error_lines(int(rest or 80)))
@@ -1153,10 +1191,13 @@ class Cli:
         self.results = 0
         self.failed = False
         self.eof = False
+        self.reads = not self.plan.get("stop_reading")
+        self.lock = -1
         self.asked_to_stop = False
         self.silent_until_s = 0.0
         self.held: list[Frame] = []
         self.input = bytearray()
+        self.received = 0
 
     def kill_line(self) -> int:
         after = int(self.plan.get("kill_after_line", 0))
@@ -1174,6 +1215,7 @@ class Cli:
             self.open_old()
         elif self.store.exists():
             self.stop(1, f"Error: Session ID {self.session_id} is already in use.")
+        self.note_overlap()
         self.wake_reader, self.wake_writer = os.pipe()
         os.set_blocking(self.wake_writer, False)
         for number, code in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
@@ -1184,7 +1226,19 @@ class Cli:
     def note_start(self) -> None:
         record: Frame = {"pid": os.getpid(), "session_id": self.session_id, "resumed": bool(self.resume), "argv": sys.argv[1:]}
         record |= {"at": time.time(), "cwd": os.getcwd(), "env": sorted(os.environ)}  # noqa: PTH109
-        fd = os.open(f"{self.state}/starts.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self.append_log("starts.log", record)
+
+    def note_overlap(self) -> None:
+        """Note in `overlaps.log` when another process lives on this conversation: Claude Code itself would not notice."""
+        os.makedirs(f"{self.state}/locks", exist_ok=True)  # noqa: PTH103
+        self.lock = os.open(f"{self.state}/locks/{self.session_id}", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.lockf(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.append_log("overlaps.log", {"pid": os.getpid(), "session_id": self.session_id, "at": time.time()})
+
+    def append_log(self, name: str, record: Frame) -> None:
+        fd = os.open(f"{self.state}/{name}", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
         os.write(fd, encode(record))
         os.close(fd)
 
@@ -1263,10 +1317,15 @@ class Cli:
         data = os.read(0, 1 << 16)
         if not data:
             self.eof = True
+            signal.alarm(ORPHAN_LIFE_S)
             if self.input:
                 self.bad_input(bytes(self.input))
             return
         self.input += data
+        self.received += len(data)
+        limit = int(self.plan.get("die_after_input_bytes", 0))
+        if limit and self.received >= limit and self.plan.claim("kill_times", int(self.plan.get("kill_times", 1))):
+            self.die(signal.SIGKILL)
         if b"\n" not in data:
             return
         *lines, rest = bytes(self.input).split(b"\n")
@@ -1303,9 +1362,11 @@ class Cli:
         if queued.uuid in self.store.taken:
             self.swallow(queued)
             return
+        if any(waiting.uuid == queued.uuid for waiting in self.queue):
+            return
         if queued.given:
             self.lifecycle(queued.given, "queued")
-        queued.waited = self.turn is not None
+        queued.waited = self.turn is not None or bool(self.queue)
         self.queue.append(queued)
 
     def swallow(self, message: Message) -> None:
@@ -1438,12 +1499,10 @@ class Cli:
         self.run(Turn(self, messages))
 
     def merges(self, count: int) -> bool:
-        """Whether the first message is merged with the one at `count`: both came during a turn, and both are plain prompts."""
+        """Whether the first message is merged with the one at `count`: both came during a turn, or behind another message."""
         if count >= len(self.queue):
             return False
-        both = (self.queue[0], self.queue[count])
-        stands_alone = any(is_nudge(message.content) or message.text.startswith(CONTINUE) for message in both)
-        return not stands_alone and all(message.waited and message.priority == "next" for message in both)
+        return all(message.waited and message.priority == "next" for message in (self.queue[0], self.queue[count]))
 
     def replay_late(self) -> None:
         late, self.late = self.late, None
@@ -1484,7 +1543,7 @@ class Cli:
     def wait(self) -> None:
         poller = select.poll()
         poller.register(self.wake_reader, select.POLLIN)
-        if not self.eof:
+        if not self.eof and self.reads:
             poller.register(0, select.POLLIN)
         if self.out.buffer:
             poller.register(1, select.POLLOUT)
@@ -1511,6 +1570,7 @@ class Cli:
             if not self.finished():
                 self.wait()
             self.release_held()
+        select.select((), (), (), float(self.plan.get("exit_delay_s", 0)))
         self.leave(1 if self.failed else 0)
 
     def release_held(self) -> None:

@@ -313,6 +313,110 @@ class Codec(Protocol):
         ...
 
 
+@attrs.frozen(kw_only=True)
+class Addressed(Signal):
+    """An output of one conversation in a shared process. `key` is the conversation's, as given to `attach`."""
+
+    key: str
+    output: Output
+
+
+class SharedCodec(Protocol):
+    """A pure state machine of one process that carries many conversations, each known by its `key`.
+
+    What concerns the process comes bare (Write, Ready after its handshake, StartFailed, Kill), what concerns a conversation comes
+    `Addressed`: its own Ready, StartFailed, Renamed, AttemptEnded, events and the rest, with the meanings that they have for `Codec`.
+    """
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When `tick` is due."""
+        ...
+
+    @property
+    def sent(self) -> bool:
+        """Whether an attempt of any conversation is open whose first byte has been handed out."""
+        ...
+
+    def opened(self, now_s: float) -> list[Output]:
+        """The process runs: begin its handshake."""
+        ...
+
+    def receive(self, line: bytes, now_s: float) -> list[Output]:
+        """Take one line of standard output."""
+        ...
+
+    def oversized(self, size: int, now_s: float) -> list[Output]:
+        """A line was longer than the limit: every open attempt that it may have belonged to fails."""
+        ...
+
+    def attach(self, key: str, launch: LaunchSpec, now_s: float) -> list[Output]:
+        """Open (or resume) a conversation, at once or when the handshake is done. Answered by its Ready or StartFailed."""
+        ...
+
+    def detach(self, key: str, now_s: float) -> list[Output]:
+        """Nobody holds the conversation any more: end its open attempt's work and forget it. Nothing addressed to it comes after."""
+        ...
+
+    def start_turn(self, key: str, attempt: Attempt, now_s: float) -> list[Output]:
+        """Begin an attempt."""
+        ...
+
+    def steer(self, key: str, text: str, steer_id: str, now_s: float) -> list[Output] | None:
+        """Send text into the open turn; None when it can take none now."""
+        ...
+
+    def interrupt(self, key: str, now_s: float) -> list[Output]:
+        """End the open attempt; harmless when idle or repeated."""
+        ...
+
+    def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
+        """The process ended: fail what is still opening, reject pending steers. Attempts are ended by the owner."""
+        ...
+
+    def sent_by(self, key: str) -> bool:
+        """Whether the conversation's attempt is open and its first byte has been handed out."""
+        ...
+
+    def consumed(self) -> ProviderUsage | None:
+        """Nothing: a process has no consumption of its own."""
+        ...
+
+    def consumed_by(self, key: str) -> ProviderUsage | None:
+        """What the conversation's open attempt is known to have consumed so far."""
+        ...
+
+    def tick(self, now_s: float) -> list[Output]:
+        """A deadline is due."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class LinkLaunch:
+    """What to start for a shared process. `max_conversations`: how many it may carry at once."""
+
+    argv: tuple[str, ...]
+    cwd: pathlib.Path
+    env: Mapping[str, str]
+    codec: SharedCodec
+    startup_timeout_s: float = 60.0
+    close_grace_s: float = 5.0
+    max_conversations: int = 32
+
+
+@runtime_checkable
+class SharedTransport(Protocol):
+    """The part of a stream transport whose conversations may share a process."""
+
+    def link_key(self, spec: ConversationSpec) -> Hashable | None:
+        """Conversations with one key may share a process; None: a process for each."""
+        ...
+
+    def launch_link(self, spec: ConversationSpec, mark: str) -> LinkLaunch:
+        """Return what to start for conversations of `link_key(spec)`. On the starter thread."""
+        ...
+
+
 @runtime_checkable
 class StreamTransport(Transport, Protocol):
     """A transport of ours: pure launches for the actors, a blocking face for everybody else."""

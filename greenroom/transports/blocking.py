@@ -267,15 +267,7 @@ class BlockingConversation:
         driver.release()
         self._driver = None
         self._sweep()
-        return TransportDiedError(
-            driver.launch.argv,
-            ended.exit_.returncode,
-            "",
-            ended.stderr_tail,
-            signal=ended.exit_.signal,
-            reason=ended.reason,
-            usage=ended.usage,
-        )
+        return ended.as_error(driver.launch.argv)
 
 
 def open_blocking(transport: StreamTransport, spec: ConversationSpec) -> BlockingConversation:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from greenroom.errors import ProviderCapabilityError
 from greenroom.model import TransportKind
+from greenroom.transports.base import StreamTransport
 from greenroom.transports.claude.transport import ClaudeStreamTransport
+from greenroom.transports.codex.transport import CodexAppServerTransport
 
-PROVIDERS = {"claude": ClaudeStreamTransport}
+PROVIDERS: dict[str, Callable[..., StreamTransport]] = {"claude": ClaudeStreamTransport, "codex": CodexAppServerTransport}
 
 
-def transport_for(name: str, kind: TransportKind, **options: Any) -> ClaudeStreamTransport:
+def transport_for(name: str, kind: TransportKind, **options: Any) -> StreamTransport:
     """Return a transport for the provider `name`. Raises ProviderCapabilityError for a name or a kind that there is not."""
     factory = PROVIDERS.get(name)
     if factory is None:

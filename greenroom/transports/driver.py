@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+from typing import Any
 
 import attrs
 
-from greenroom.errors import ProcessClosedError
+from greenroom.errors import ProcessClosedError, TransportDiedError
 from greenroom.events import AgentEvent, RunFinished, RunStarted, Stderr
 from greenroom.model import ProviderUsage
 from greenroom.transports.base import (
@@ -23,6 +24,7 @@ from greenroom.transports.base import (
     AttemptSwallowed,
     Kill,
     Launch,
+    LinkLaunch,
     Output,
     Process,
     ProcessExit,
@@ -55,6 +57,11 @@ class Ended(Signal):
     reason: str
     usage: ProviderUsage | None
 
+    def as_error(self, argv: tuple[str, ...]) -> TransportDiedError:
+        """The same as an error."""
+        exit_ = self.exit_
+        return TransportDiedError(argv, exit_.returncode, "", self.stderr_tail, signal=exit_.signal, reason=self.reason, usage=self.usage)
+
 
 class _Step(enum.IntEnum):
     """The rungs of the ladder."""
@@ -69,10 +76,10 @@ class _Step(enum.IntEnum):
 class Driver:
     """Pumps one process through one codec. Not thread-safe: one owner, one thread at a time."""
 
-    def __init__(self, launch: Launch, process: Process) -> None:
+    def __init__(self, launch: Launch | LinkLaunch, process: Process) -> None:
         self.launch = launch
         self.process = process
-        self.codec = launch.codec
+        self.codec: Any = launch.codec
         self.io = ProcessIO(process)
         self.ended = False
         self.ready = False
@@ -124,7 +131,7 @@ class Driver:
 
     def begin(self, now_s: float) -> list[Output]:
         """The process has been started."""
-        return [RunStarted(self.launch.argv), *self._follow(self.codec.opened(now_s), now_s)]
+        return [RunStarted(self.launch.argv), *self.follow(self.codec.opened(now_s), now_s)]
 
     def stdout_ready(self, now_s: float, max_bytes: int = READ_BYTES) -> list[Output]:
         """Standard output can be read: read up to `max_bytes`."""
@@ -164,7 +171,7 @@ class Driver:
         # Where an exit cannot be watched it is noticed here, at the latest.
         outputs = self.exit_ready(now_s)
         if self._exit is None and self.codec.deadline_s is not None and self.codec.deadline_s <= now_s:
-            outputs += self._follow(self.codec.tick(now_s), now_s)
+            outputs += self.follow(self.codec.tick(now_s), now_s)
         if self._drain_due_s is not None and self._drain_due_s <= now_s:
             return outputs + self._drain(now_s) + self._finish(now_s)
         if self._eof_due_s is not None and self._eof_due_s <= now_s:
@@ -178,18 +185,18 @@ class Driver:
     def start_turn(self, attempt: Attempt, now_s: float) -> list[Output]:
         """Begin an attempt; only when ready and none is open."""
         self.attempt = attempt
-        return self._follow(self.codec.start_turn(attempt, now_s), now_s)
+        return self.follow(self.codec.start_turn(attempt, now_s), now_s)
 
     def steer(self, text: str, steer_id: str, now_s: float) -> list[Output] | None:
         """Send text into the open turn; None: it can take none."""
         if self.attempt is None or self._step is not _Step.NONE:
             return None
         outputs = self.codec.steer(text, steer_id, now_s)
-        return None if outputs is None else self._follow(outputs, now_s)
+        return None if outputs is None else self.follow(outputs, now_s)
 
     def interrupt(self, now_s: float) -> list[Output]:
         """End the open attempt; harmless when idle or repeated."""
-        return self._follow(self.codec.interrupt(now_s), now_s)
+        return self.follow(self.codec.interrupt(now_s), now_s)
 
     def shutdown(self, now_s: float, *, kill: bool = False, reason: str = "closed") -> list[Output]:
         """End the process, by the ladder or at once. Repeated calls only ever hasten it."""
@@ -219,8 +226,8 @@ class Driver:
 
     # --- inside
 
-    def _follow(self, outputs: list[Output], now_s: float) -> list[Output]:
-        """Write what is to be written, act on what concerns the process, and pass on the rest."""
+    def follow(self, outputs: list[Output], now_s: float) -> list[Output]:
+        """Deal with what the codec gave: write what is to be written, act on what concerns the process, and return the rest."""
         kept: list[Output] = []
         for output in outputs:
             if isinstance(output, AgentEvent):
@@ -287,7 +294,7 @@ class Driver:
         outputs: list[Output] = []
         codec = self.codec
         for line in lines:
-            outputs += self._follow(codec.oversized(line.size, now_s) if isinstance(line, Oversized) else codec.receive(line, now_s), now_s)
+            outputs += self.follow(codec.oversized(line.size, now_s) if isinstance(line, Oversized) else codec.receive(line, now_s), now_s)
         return outputs
 
     def _drain(self, now_s: float) -> list[Output]:
@@ -308,7 +315,7 @@ class Driver:
         tail = self.io.stderr_tail
         sent = self.codec.sent
         usage = self.codec.consumed() if sent else None
-        outputs += self._follow(self.codec.exited(exit_, tail, now_s), now_s)
+        outputs += self.follow(self.codec.exited(exit_, tail, now_s), now_s)
         self.ended = True
         self._step_due_s = self._drain_due_s = self._eof_due_s = None
         code = -exit_.signal if exit_.signal else exit_.returncode

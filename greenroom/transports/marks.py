@@ -220,22 +220,25 @@ def _entry(pid: int) -> _Entry | None:
     if state is None:
         return None
     start_time, sid, parent = state
-    environ = _environ(pid)
+    environ = _environ(pid, _read_file)
     return _Entry(pid, start_time, sid, parent, _marks_in(environ or b""), sure=environ is not None)
 
 
-def _environ(pid: int) -> bytes | None:
+def _environ(pid: int, read: Callable[[str], bytes]) -> bytes | None:
     """Return the environment of a process; None when it cannot be told yet.
 
     In the middle of an exec it reads as empty for a moment, as the command line does (seen on Linux 6.18 right behind a start).
-    Then it is asked again, since it may be one of ours.
+    Then it is asked again, since it may be one of ours. An empty one counts when the command line was there before it was read.
     """
+    started = False
     try:
         for _ in range(_EXEC_TRIES):
-            environ = _read_file(f"/proc/{pid}/environ")
-            if environ or _read_file(f"/proc/{pid}/cmdline"):
+            environ = read(f"/proc/{pid}/environ")
+            if environ or started:
                 return environ
-            select.select((), (), (), _EXEC_PAUSE_S)
+            started = bool(read(f"/proc/{pid}/cmdline"))
+            if not started:
+                select.select((), (), (), _EXEC_PAUSE_S)
     except PermissionError:
         return b""
     return None

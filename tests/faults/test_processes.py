@@ -44,6 +44,13 @@ while True:
     signal.pause()
 """
 
+# Starts a child with a cleared environment in its own session, and returns from that only when the child has let go of the mark.
+UNMARKED = """
+import os, subprocess
+print(subprocess.Popen(["sleep", "300"], env={}).pid, flush=True)
+os.execvp("sleep", ["sleep", "300"])
+"""
+
 
 def python(script):
     return (sys.executable, "-I", "-S", "-c", script)
@@ -241,7 +248,7 @@ def test_the_whole_family_is_found_and_ended(start, mark, watched):
 
 
 def test_after_its_death_a_cleared_environment_is_found_by_the_session_seen_before(start, mark, watched):
-    process = start("sh", "-c", "env -i sleep 300 & echo $!; exec sleep 300")
+    process = start(*python(UNMARKED))
     orphan = int(BlockingProcess(process).read(10)[1])
     fds = watched(orphan)
     before = scan()
@@ -419,7 +426,7 @@ def test_an_orderly_close_ends_the_guard_and_nothing_else(guard, mark, start):
 
 
 def test_a_guard_that_dies_is_noticed_and_its_successor_knows_what_it_knew(mark, start, watched):
-    process = start("sh", "-c", "env -i sleep 300 & echo $!; exec sleep 300")
+    process = start(*python(UNMARKED))
     fds = watched(int(BlockingProcess(process).read(10)[1]))
     first = Guard.start([mark])
     before = scan()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from greenroom.errors import CliCheckError, GreenroomError, SessionResumeError, SessionStateError, TurnFailedError
+from greenroom.errors import CliCheckError, GreenroomError, ProviderCapabilityError, SessionResumeError, SessionStateError, TurnFailedError
 from greenroom.events import ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write
@@ -138,7 +138,7 @@ class ClaudeCodec:
         was_starting = self._phase in {Phase.NEW, Phase.STARTING}
         self._end()
         if not was_starting:
-            return list(self._turns.reject_steers("delivery unknown: the process ended"))
+            return list(self._turns.process_ended())
         error = exits.refusal(exit_, stderr_tail, argv=self._config.argv, conversation_id=self._conversation_id)
         return [] if error is None else [StartFailed(error)]
 
@@ -184,10 +184,25 @@ class ClaudeCodec:
         if response.get("subtype") != "success":
             yield self._start_failed(TurnFailedError(FailureKind.OTHER, f"the handshake was refused: {response.get('error')}"))
             return
+        answer = response.get("response")
+        facts = answer if isinstance(answer, dict) else {}
+        widened = self._widened(facts)
+        if widened is not None:
+            yield self._start_failed(
+                ProviderCapabilityError(widened, provider="claude", hint="look for settings that overrule the command line")
+            )
+            return
         self._phase = Phase.READY
         self._startup_until_s = None
-        yield Lifecycle("credential", _credential(response.get("response")))
+        yield Lifecycle("credential", _credential(facts))
         yield Ready(self._config.resume_id)
+
+    def _widened(self, facts: dict[str, Any]) -> str | None:
+        """Say how the process's own account of its permissions differs from what was asked; settings can overrule flags."""
+        mode, sandboxed = facts.get("current_permission_mode"), facts.get("sandbox_enabled")
+        if isinstance(mode, str) and self._config.permission_mode not in {None, mode}:
+            return f"it runs in permission mode {mode!r}, not in {self._config.permission_mode!r}"
+        return "it runs without its sandbox" if self._config.sandboxed and sandboxed is False else None
 
     def _start_refused(self, frame: Frame) -> StartFailed:
         """A result before the handshake's answer: the resume was refused; the process exits by itself."""
@@ -273,7 +288,7 @@ class ClaudeCodec:
         turn = self._turns.open
         fails = self._config.approvals is ApprovalPolicy.FAIL_TURN and turn is not None and turn.is_running
         yield Write(lines.denial(request_id, "nobody can approve this here", interrupt=fails))
-        tool, detail = str(request.get("tool_name") or ""), str(request.get("input") or "")
+        tool, detail = str(request.get("tool_name") or ""), mapping.brief(request.get("input"))
         if turn is not None and turn.is_running:
             yield from self._turns.denied(turn, tool, str(request.get("tool_use_id") or ""), detail, now_s)
         else:
@@ -316,10 +331,10 @@ def _raw(line: bytes) -> RawOutput:
     return RawOutput(line.decode("utf-8", "replace"))
 
 
-def _credential(answer: Any) -> str:
+def _credential(facts: dict[str, Any]) -> str:
     """Return what the handshake says of who pays: the key's source, else the token's, and the API."""
-    account = answer.get("account") if isinstance(answer, dict) else None
-    account = account if isinstance(account, dict) else {}
+    given = facts.get("account")
+    account = given if isinstance(given, dict) else {}
     sources = [account.get("apiKeySource"), account.get("tokenSource")]
     named = [source for source in sources if isinstance(source, str) and source != "none"]
     return f"{named[0] if named else 'none'} ({account.get('apiProvider') or 'unknown provider'})"

@@ -20,6 +20,8 @@ class CodecConfig:
 
     argv: tuple[str, ...] = ("claude",)
     approvals: ApprovalPolicy = ApprovalPolicy.DENY
+    permission_mode: str | None = None
+    sandboxed: bool = False
     resume_id: str | None = None
     proposed_id: str | None = None
     previous_usage: ProviderUsage | None = None

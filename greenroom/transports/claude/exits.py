@@ -47,7 +47,7 @@ def _known(said: str, binary: str) -> GreenroomError | None:
 
 def refusal(exit_: ProcessExit, stderr_tail: str, *, argv: tuple[str, ...], conversation_id: str | None) -> GreenroomError | None:
     """Return what the process's own exit says, or None when it was killed: that is a death, not an answer."""
-    if exit_.signal is not None or (exit_.returncode or 0) < 0:
+    if exit_.signal is not None or exit_.returncode is None or exit_.returncode < 0:
         return None
     said = stderr_tail.strip()[-1000:]
     in_use = _IN_USE.search(said) is not None

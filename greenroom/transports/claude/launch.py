@@ -17,6 +17,7 @@ import attrs
 from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.model import NativeMode, StdioMcpServer
 from greenroom.transports.base import LaunchSpec
+from greenroom.transports.environment import PARENT_MARKERS
 
 MARK = "GREENROOM_MARK"
 MARK_SEPARATOR = ":"
@@ -27,23 +28,10 @@ WRITE_HOOK = Path(__file__).with_name("writehook.py")
 WRITING_TOOLS = "Edit|MultiEdit|Write|NotebookEdit"
 
 # What Claude Code sets for the commands it runs, and what a host sets for one restart: a process of ours is nobody's child session.
-_PARENT_MARKERS = frozenset(
-    {
-        "CLAUDECODE",
-        "CLAUDE_CODE_ENTRYPOINT",
-        "CLAUDE_CODE_SSE_PORT",
-        "CLAUDE_CODE_SESSION_ID",
-        "CLAUDE_CODE_CHILD_SESSION",
-        "CLAUDE_CODE_CHILD_NOTES_DIR",
-        "CLAUDE_CODE_EXECPATH",
-        "CLAUDE_CODE_PARENT_SESSION_ID",
-        "CLAUDE_EFFORT",
-        "AI_AGENT",
-    }
-)
+_PARENT_MARKERS = PARENT_MARKERS | {"CLAUDE_CODE_PARENT_SESSION_ID", "AI_AGENT"}
 _PARENT_PREFIXES = ("CLAUDE_CODE_RESUME_", "CLAUDE_CODE_MESSAGING_")
 
-_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits"}
+PERMISSION_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits"}
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +74,7 @@ def _conversation_arguments(launch: LaunchSpec) -> tuple[str, ...]:
 
 def _permission_arguments(launch: LaunchSpec) -> tuple[str, ...]:
     roots = writable_roots(launch)
-    return ("--permission-mode", _MODES[launch.spec.permissions.mode], *(("--add-dir", *roots) if roots else ()))
+    return ("--permission-mode", PERMISSION_MODES[launch.spec.permissions.mode], *(("--add-dir", *roots) if roots else ()))
 
 
 def writable_roots(launch: LaunchSpec) -> tuple[str, ...]:
@@ -221,7 +209,7 @@ def credential_in_use(env: Mapping[str, str]) -> str:
 
 def refuse_permissions(launch_mode: NativeMode, *, network: bool) -> None:
     """Raise ProviderCapabilityError for what Claude Code cannot promise."""
-    if launch_mode not in _MODES:
+    if launch_mode not in PERMISSION_MODES:
         raise ProviderCapabilityError(
             f"permission mode {launch_mode.value!r} is not supported: its sandbox always lets commands write the working directory",
             provider="claude",

@@ -10,7 +10,10 @@ import json
 from typing import Any
 
 from greenroom.policy.commands import How
+from greenroom.transports.claude.config import MAX_LINE_BYTES
 
+MAX_TEXT_BYTES = MAX_LINE_BYTES - 2 * 1024 * 1024
+_MOST_BYTES_PER_CHARACTER = 6
 CONTINUE_TEXT = "Continue from where you left off."
 
 
@@ -32,6 +35,14 @@ def prompt_content(prompt: str) -> str | list[dict[str, str]]:
     block is not a command is no command, and the CLI drops the blank block again (seen on 2.1.332).
     """
     return [_text(prompt), _text(" ")] if prompt.startswith("/") else prompt
+
+
+def too_long(text: str) -> int | None:
+    """Return the size in bytes of a text that fits no line, else None. The CLI repeats every message in a line of its own."""
+    if len(text) * _MOST_BYTES_PER_CHARACTER <= MAX_TEXT_BYTES:
+        return None
+    size = len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return size if size > MAX_TEXT_BYTES else None
 
 
 def content_of(how: How, prompt: str) -> str | list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -21,7 +22,14 @@ from greenroom.transports.claude.frames import Block, Frame, Message
 from greenroom.transports.claude.state import OpenAttempt
 
 _EXIT_CODE = re.compile(r"\AExit code (\d+)(?:\n|\Z)")
+_BRIEF_CHARS = 500
 _SYNTHETIC = "<synthetic>"
+
+
+def brief(value: Any) -> str:
+    """Return a value as short JSON, for people."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _BRIEF_CHARS else text[:_BRIEF_CHARS] + "…"
 
 
 def blocks_of(message: Message) -> Iterable[Block]:

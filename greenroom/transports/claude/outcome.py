@@ -137,6 +137,8 @@ class Verdict:
         """Return what the results say; without one, what the frames before let us know, if anything was sent at all."""
         if self._turn.results:
             return self._turn.usage
+        if self._turn.dropped:
+            return ProviderUsage(provider=usage.PROVIDER)
         return consumed(self._turn) if self._turn.written else None
 
     def _duration_ms(self) -> int:

@@ -74,6 +74,7 @@ class OpenAttempt:
     started: bool = False
     folded: bool = False
     line_lost: bool = False
+    dropped: bool = False
     stop: Stop | None = None
     probe_until_s: float | None = None
     settle_until_s: float | None = None

@@ -20,8 +20,9 @@ from greenroom.model import ConversationSpec, NativeMode, OutputSchema, Provider
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
 from greenroom.transports.claude import binary, transcript
 from greenroom.transports.claude.codec import ClaudeCodec
-from greenroom.transports.claude.config import MAX_LINE_BYTES, CodecConfig
+from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.launch import (
+    PERMISSION_MODES,
     ClaudeHook,
     argv_for,
     env_for,
@@ -30,11 +31,10 @@ from greenroom.transports.claude.launch import (
     schema_goes_by_handshake,
     schema_of,
 )
+from greenroom.transports.claude.lines import MAX_TEXT_BYTES, too_long
 
 NAME = "claude"
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
-# The CLI repeats a prompt in one line of its output, which must fit as well.
-MAX_PROMPT_BYTES = MAX_LINE_BYTES - 2 * 1024 * 1024
 _SANDBOX_TOOLS = ("bwrap", "socat")
 
 PROFILE = ProviderProfile(
@@ -176,6 +176,8 @@ class ClaudeStreamTransport:
         return CodecConfig(
             argv=argv,
             approvals=launch.spec.approvals,
+            permission_mode=PERMISSION_MODES[launch.spec.permissions.mode],
+            sandboxed=launch.spec.permissions.mode is NativeMode.WORKSPACE_WRITE,
             resume_id=launch.resume_id,
             proposed_id=launch.proposed_id,
             previous_usage=launch.previous_usage,
@@ -219,14 +221,11 @@ def _real(path: Path) -> str:
 
 
 def _check_prompt(prompt: str) -> None:
-    if prompt and not prompt.strip():
-        raise _unable("a prompt of blanks only is not sent to the model")
-    if len(prompt) * 6 > MAX_PROMPT_BYTES and (size := len(_as_repeated(prompt))) > MAX_PROMPT_BYTES:
-        raise _unable(f"the prompt takes {size} bytes on the wire; at most {MAX_PROMPT_BYTES} are possible", hint="put it into a file")
-
-
-def _as_repeated(prompt: str) -> bytes:
-    return json.dumps(prompt, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    if not prompt.strip():
+        # The model would be shown "(no content)" and answer that (seen on 2.1.332): a turn paid for nothing.
+        raise _unable(f"the prompt is {'of blanks only' if prompt else 'empty'}")
+    if (size := too_long(prompt)) is not None:
+        raise _unable(f"the prompt takes {size} bytes on the wire; at most {MAX_TEXT_BYTES} are possible", hint="put it into a file")
 
 
 def _check_effort(effort: str | None) -> None:

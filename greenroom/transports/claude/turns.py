@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
+
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
-from greenroom.events import ApprovalDenied, Lifecycle, SteerConsumed, SteerDelivered, SteerRejected
+from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
-from greenroom.transports.claude import lines, outcome, usage
+from greenroom.transports.claude import lines, mapping, outcome, steers, usage
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame
 from greenroom.transports.claude.state import OpenAttempt, Owner, Pending, Steer, SteerState, Stop
 
 SETTLE_S = 2.0
-_RESULTS_KEPT = 256
 
 
 class Turns:
@@ -32,7 +33,6 @@ class Turns:
         self._config = config
         self._desk = desk
         self._owner = Owner.NOBODY
-        self._results_seen: dict[str, None] = {}
         self._ledger = usage.Ledger(fresh=config.resume_id is None, previous=config.previous_usage, after_death=config.after_death)
 
     @property
@@ -72,6 +72,8 @@ class Turns:
         turn = self.open
         if turn is None or turn.stop is not None or not turn.is_running:
             return None
+        if (size := lines.too_long(text)) is not None:
+            return [SteerRejected(text, f"it takes {size} bytes on the wire; at most {lines.MAX_TEXT_BYTES} are possible")]
         turn.steers[uuid] = Steer(text=text, uuid=uuid)
         return [Write(lines.user_message(lines.prompt_content(text), uuid))]
 
@@ -147,6 +149,7 @@ class Turns:
         if turn.started and not turn.line_lost:
             turn.settle_until_s = now_s + SETTLE_S
         else:
+            turn.dropped = not turn.started
             yield from self._settle(turn, now_s)
 
     def _completed(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -166,11 +169,12 @@ class Turns:
         if turn is None or not turn.written:
             return
         if (steer := turn.steers.get(uuid)) is not None:
-            yield from self._consumed(turn, steer)
+            yield from steers.consumed(turn, steer)
         elif uuid == turn.receipt and not turn.queued and not turn.started:
             yield from self._swallowed(turn) if turn.attempt.probe else self._started(turn, now_s)
 
     def _swallowed(self, turn: OpenAttempt) -> Iterator[Output]:
+        turn.dropped = True
         verdict = self._verdict(turn)
         self._close()
         if turn.stop is not None:
@@ -180,44 +184,24 @@ class Turns:
 
     # --- steers --------------------------------------------------------------------------------------------------------
 
+    def process_ended(self) -> Iterator[Output]:
+        """Settle the steers; the attempt is the owner's."""
+        if self.open is not None:
+            yield from steers.all_rejected(self.open, "delivery unknown: the process ended")
+
     def _steer_lifecycle(self, turn: OpenAttempt, steer: Steer, state: str, now_s: float) -> Iterator[Output]:
         if state == "queued":
-            yield from self._delivered(steer)
+            yield from steers.delivered(steer)
         elif state == "started":
             self._owner = Owner.ATTEMPT
-            yield from self._consumed(turn, steer)
+            yield from steers.consumed(turn, steer)
         elif state == "cancelled":
-            yield from self._rejected(steer, "dropped by the interrupt" if turn.stop is not None else "it was not taken up in time")
+            yield from steers.rejected(steer, "dropped by the interrupt" if turn.stop is not None else "it was not taken up in time")
             yield from self._finish_if_settled(turn, now_s)
         elif state == "completed":
-            yield from self._consumed(turn, steer)
+            yield from steers.consumed(turn, steer)
             if steer.opened_turn and steer.state is SteerState.CONSUMED:
                 turn.settle_until_s = now_s + SETTLE_S
-
-    @staticmethod
-    def _delivered(steer: Steer) -> Iterator[Output]:
-        if steer.state is SteerState.SENT:
-            steer.state = SteerState.DELIVERED
-            yield SteerDelivered(steer.text)
-
-    def _consumed(self, turn: OpenAttempt, steer: Steer) -> Iterator[Output]:
-        yield from self._delivered(steer)
-        if steer.state is SteerState.DELIVERED:
-            steer.state = SteerState.CONSUMED
-            yield SteerConsumed(steer.text)
-        if not turn.waiting_steers():
-            turn.steers_until_s = None
-
-    @staticmethod
-    def _rejected(steer: Steer, reason: str) -> Iterator[Output]:
-        if steer.state in {SteerState.SENT, SteerState.DELIVERED}:
-            yield SteerRejected(steer.text, reason)
-        steer.state = SteerState.SETTLED
-
-    def reject_steers(self, reason: str) -> Iterator[Output]:
-        """Nobody will take up what is waiting."""
-        for steer in list(self.open.steers.values()) if self.open is not None else ():
-            yield from self._rejected(steer, reason)
 
     def _cancel_steers(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
         """Take back what the CLI has not taken up: it would run it as a turn of its own."""
@@ -279,7 +263,7 @@ class Turns:
         elif pending.target == turn.receipt:
             yield from self._dropped(turn, now_s)
         elif pending.target in turn.steers:
-            yield from self._rejected(turn.steers[pending.target], "it was not taken up in time")
+            yield from steers.rejected(turn.steers[pending.target], "it was not taken up in time")
             yield from self._finish_if_settled(turn, now_s)
 
     def _interrupt_answered(self, turn: OpenAttempt, answer: dict[str, Any], now_s: float) -> Iterator[Output]:
@@ -293,9 +277,9 @@ class Turns:
 
     def result(self, frame: Frame, now_s: float) -> Iterator[Output]:
         """A turn ended: ours, or one that the CLI started by itself, which is booked apart."""
-        if self._is_repeated(frame):
-            return
         spent = self._ledger.take(frame)
+        if spent is None:
+            return
         turn = self.open
         if turn is not None and self._is_ours(turn, frame):
             yield from self._our_result(turn, frame, spent, now_s)
@@ -305,29 +289,22 @@ class Turns:
         if spent.tokens.total_input or spent.tokens.output or spent.total_cost_usd or not spent.increment_known:
             yield Booked(spent)
 
-    def _is_repeated(self, frame: Frame) -> bool:
-        if not frame.uuid:
-            return False
-        repeated = frame.uuid in self._results_seen
-        self._results_seen[frame.uuid] = None
-        if len(self._results_seen) > _RESULTS_KEPT:
-            del self._results_seen[next(iter(self._results_seen))]
-        return repeated
-
     def _is_ours(self, turn: OpenAttempt, frame: Frame) -> bool:
         if not turn.written:
             return False
         if frame.user_message_uuids:
             return turn.owns(frame.user_message_uuids)
-        return frame.origin is None and self._owner is Owner.ATTEMPT
+        return self._owner is Owner.ATTEMPT and (frame.origin is None or turn.folded)
 
     def _our_result(self, turn: OpenAttempt, frame: Frame, spent: ProviderUsage, now_s: float) -> Iterator[Output]:
         self._owner = Owner.NOBODY
         turn.results.append(frame)
+        if outcome.is_aborted(frame) and not spent.tokens.total_input:
+            spent = attrs.evolve(spent, increment_known=False)  # cut before the model's first count: the call was made all the same
         turn.usage = usage.add(turn.usage, spent)
         turn.seen.clear()
         turn.started, turn.settle_until_s = True, None
-        yield from self._cover_steers(turn, frame)
+        yield from steers.covered(turn, frame.user_message_uuids or ())
         yield from self._denials(turn, frame, now_s)
         if turn.stop is not None or not turn.is_unsettled:
             yield from self._settle(turn, now_s)
@@ -337,14 +314,6 @@ class Turns:
         else:
             turn.steers_until_s = now_s + self._config.steer_grace_s
 
-    def _cover_steers(self, turn: OpenAttempt, frame: Frame) -> Iterator[Output]:
-        for uuid in frame.user_message_uuids or ():
-            if (steer := turn.steers.get(uuid)) is not None:
-                yield from self._consumed(turn, steer)
-        for steer in turn.steers.values():
-            if steer.state is SteerState.CONSUMED:
-                steer.state = SteerState.SETTLED
-
     def _finish_if_settled(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
         if turn is self.open and turn.results and not turn.is_unsettled:
             yield from self._settle(turn, now_s)
@@ -353,7 +322,7 @@ class Turns:
         """End the attempt: with its last result, or, if none will come, with why it was stopped."""
         verdict = self._verdict(turn)
         yield from self._cancel_steers(turn, now_s)
-        yield from self.reject_steers("the turn ended before it was taken up")
+        yield from steers.all_rejected(turn, "the turn ended before it was taken up")
         self._close()
         if turn.results:
             yield from verdict.tell()
@@ -364,7 +333,9 @@ class Turns:
 
     def _verdict(self, turn: OpenAttempt) -> outcome.Verdict:
         resumed = self._config.resume_id is not None
-        return outcome.Verdict(turn, session_id=self.session_id, resumed=resumed, cumulative=self._ledger.cumulative())
+        return outcome.Verdict(
+            turn, session_id=self.session_id or self._config.resume_id, resumed=resumed, cumulative=self._ledger.cumulative()
+        )
 
     def _close(self) -> None:
         self.open = None
@@ -377,7 +348,7 @@ class Turns:
         for denial in frame.permission_denials or ():
             if isinstance(denial, dict):
                 tool, tool_use_id = str(denial.get("tool_name") or ""), str(denial.get("tool_use_id") or "")
-                yield from self.denied(turn, tool, tool_use_id, str(denial.get("tool_input") or ""), now_s)
+                yield from self.denied(turn, tool, tool_use_id, mapping.brief(denial.get("tool_input")), now_s)
 
     def denied(self, turn: OpenAttempt, tool: str, tool_use_id: str, detail: str, now_s: float) -> Iterator[Output]:
         """Something was not allowed: tell it once, and fail the turn if the caller wants that."""
@@ -428,7 +399,7 @@ class Turns:
         yield from requests
         if not requests:
             turn.steers_until_s = None
-            yield from self.reject_steers("delivery unknown: the CLI did not say whether it dropped it")
+            yield from steers.all_rejected(turn, "delivery unknown: the CLI did not say whether it dropped it")
             yield from self._finish_if_settled(turn, now_s)
 
     def _give_up(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -437,7 +408,7 @@ class Turns:
             yield from self._settle(turn, now_s)
             return
         verdict = self._verdict(turn)
-        yield from self.reject_steers("delivery unknown: the process is killed")
+        yield from steers.all_rejected(turn, "delivery unknown: the process is killed")
         self._close()
         yield from verdict.stopped(forced=True)
         yield Kill(f"an interrupt went unanswered for {self._config.interrupt_grace_s:g} s")

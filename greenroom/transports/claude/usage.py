@@ -18,6 +18,7 @@ from greenroom.transports.claude.frames import Frame
 
 PROVIDER = "claude"
 _ROUNDING_USD = 1e-9
+_RESULTS_KEPT = 256
 
 
 def count(value: Any) -> int:
@@ -110,6 +111,7 @@ class Ledger:
     """The running totals of one process. `take` each result of it once, in order, whoever it belongs to."""
 
     def __init__(self, *, fresh: bool, previous: ProviderUsage | None, after_death: bool) -> None:
+        self._taken: dict[str, None] = {}
         self._last = self._baseline(fresh=fresh, previous=previous, after_death=after_death)
         self._tokens = previous.tokens if previous is not None else TokenUsage()
         self._cost = previous.total_cost_usd if previous is not None else 0.0
@@ -124,8 +126,10 @@ class Ledger:
             return Tally.of({})
         return Tally.of(models) if isinstance(models, Mapping) else None
 
-    def take(self, result: Frame) -> ProviderUsage:
-        """Return what was consumed since the result before."""
+    def take(self, result: Frame) -> ProviderUsage | None:
+        """Return what was consumed since the result before; None for a result that has been taken already."""
+        if self._is_repeated(result.uuid):
+            return None
         usage = self._increment(result)
         if isinstance(result.model_usage, Mapping):
             self._last = Tally.of(result.model_usage)
@@ -134,6 +138,15 @@ class Ledger:
         self._cost = None if self._cost is None or usage.total_cost_usd is None else self._cost + usage.total_cost_usd
         self._known = self._known and usage.increment_known
         return usage
+
+    def _is_repeated(self, uuid: str) -> bool:
+        if not uuid:
+            return False
+        repeated = uuid in self._taken
+        self._taken[uuid] = None
+        if len(self._taken) > _RESULTS_KEPT:
+            del self._taken[next(iter(self._taken))]
+        return repeated
 
     def _increment(self, result: Frame) -> ProviderUsage:
         if isinstance(result.model_usage_since, Mapping):

@@ -12,9 +12,6 @@ class Line:
     def schedule(self, actor):
         self.scheduled.append(actor)
 
-    def monotonic(self):
-        return 0.0
-
     def run(self):
         while self.scheduled:
             self.scheduled.pop(0).run_batch(64)

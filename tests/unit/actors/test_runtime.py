@@ -157,3 +157,15 @@ def test_a_failing_on_down_stops_nothing_else(line):
     assert len(watching.seen) == 1
     watcher.stop(block=False)
     line.run()
+
+
+def test_a_slow_handler_is_noted_and_not_shown_to_who_uses_the_command(line, caplog, monkeypatch):
+    times = iter(float(number) for number in range(100))
+    monkeypatch.setattr(line, "monotonic", lambda: next(times))
+    ref = Echo.start(line)
+    with caplog.at_level("INFO", logger="greenroom"):
+        ref.tell("slow")
+        line.run()
+    assert [record.levelname for record in caplog.records if "Echo spent 1000 ms on str" in record.message] == ["INFO"]
+    ref.stop(block=False)
+    line.run()

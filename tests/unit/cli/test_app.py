@@ -42,6 +42,13 @@ def test_all_well(folder):
     assert result.stdout.splitlines()[-1] == "$0.03 · 45 tokens · 3 done"
 
 
+def test_a_run_without_a_result_file_says_where_the_answers_are(folder):
+    result = greenroom("run", "tasks.toml")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == ["hint: the answers were not kept; with --out FILE they are, and a second run does only the rest"]
+    assert "hint" not in greenroom("run", "tasks.toml", "--out", "out.jsonl").stderr
+
+
 def test_run_again_does_only_what_is_not_done(folder):
     broken = FakeEngine(FakeRoom(scripts={"b": Script(error=TurnFailedError(FailureKind.AUTH, "login expired"))}))
     result = greenroom("run", "tasks.toml", "--out", "out.jsonl", engine=broken)

@@ -61,7 +61,7 @@ from greenroom.policy.table import told
 
 NONCE = "00000000-0000-4000-8000-000000000001"
 LIMITS = settings(
-    max_examples=250, stateful_step_count=60, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=50, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck)
 )
 KINDS = st.sampled_from(FailureKind)
 USAGE = st.sampled_from([None, ProviderUsage(tokens=TokenUsage(input=5), total_cost_usd=0.5)])
@@ -81,6 +81,9 @@ SETTINGS = st.builds(
     probes=st.booleans(),
     retries_in_place=st.booleans(),
 )
+
+WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt"]
+PASSAGES = ["probe)", "continue, attempt", "retry, attempt", "Finish(reset)", "Finish(replaced)", "in use", "after a death", "Stop"]
 
 
 @attrs.define
@@ -140,6 +143,7 @@ class World(RuleBasedStateMachine):
         self.told += told(commands)
         for command in commands:
             self.perform(command)
+        assert commands or self.state != before, f"{event} was neither answered nor ignored"
         if any(isinstance(command, Ignored) for command in commands):
             assert commands == (Ignored(reason=commands[0].reason),)
             assert self.state == before
@@ -261,7 +265,7 @@ class World(RuleBasedStateMachine):
         self.prepare(pin=pin, demanded=self.state.conversation_id if expect else None, timeout=timeout)
         self.run(flags)
 
-    @rule(what=st.sampled_from(["time", "time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt"]), data=st.data())
+    @rule(what=st.sampled_from(WHATEVER), data=st.data())
     def anything_else(self, what, data):
         match what:
             case "time":
@@ -476,6 +480,7 @@ class World(RuleBasedStateMachine):
         assert (state.waiting is not None) == (state.phase is Phase.WAITING)
         assert state.process is None or not self.children[state.process.incarnation].gone
         assert state.phase not in {Phase.OPENING, Phase.RUNNING} or state.process is not None
+        assert state.process is None or state.phase is not Phase.CLOSED
         assert state.stopped == (self.stops == 1)
         view = public_snapshot(state)
         assert view.conversation_id is None or view.conversation_id in self.given_ids, "an invented conversation"
@@ -536,10 +541,7 @@ def possible(world, rng):
     """Yield what may happen next and how likely it is."""
     state, child = world.state, world.current
     yield 2, lambda: world.stale_event(Draw(rng))
-    yield (
-        1,
-        lambda: world.anything_else(rng.choice(["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt"]), Draw(rng)),
-    )
+    yield 1, lambda: world.anything_else(rng.choice(WHATEVER), Draw(rng))
     if state.phase not in BEGUN and not state.closing:
         yield 10, lambda: world.take_a_turn(rng.random() < 0.2, rng.random() < 0.2, rng.choice([None, 3.0]), rng.choice("aaab"))
     if state.phase in BEGUN:
@@ -556,7 +558,11 @@ def possible(world, rng):
         yield (
             4,
             lambda: world.attempt_fails(
-                rng.choice([*FailureKind, *[FailureKind.TRANSIENT] * 6]), rng.random() < 0.5, rng.random() < 0.2, rng.random() < 0.1, False
+                kind=rng.choice([*FailureKind, *[FailureKind.TRANSIENT] * 6]),
+                nudgeable=rng.random() < 0.5,
+                killed=rng.random() < 0.2,
+                gone=rng.random() < 0.1,
+                keeps=rng.random() < 0.2,
             ),
         )
     if world.deadline is not None:
@@ -592,7 +598,7 @@ def walk(seed, steps=120):
     return world
 
 
-@pytest.mark.parametrize("seed", range(0, 400, 20))
+@pytest.mark.parametrize("seed", range(0, 300, 20))
 def test_long_walks(seed):
     for each in range(seed, seed + 20):
         walk(each)
@@ -600,17 +606,7 @@ def test_long_walks(seed):
 
 def test_the_walks_meet_what_they_are_there_for():
     seen = " ".join(world.told for world in map(walk, range(60)))
-    for passage in (
-        "probe)",
-        "continue, attempt",
-        "retry, attempt",
-        "Finish(reset)",
-        "Finish(replaced)",
-        "in use",
-        "after a death",
-        "Stop",
-    ):
-        assert passage in seen, passage
+    assert [passage for passage in PASSAGES if passage not in seen] == []
 
 
 # --- any events at all, in any order: nothing raises -------------------------------------------------------------------------
@@ -677,7 +673,7 @@ ANY_EVENT = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck))
 @given(config=SETTINGS, events=st.lists(ANY_EVENT, max_size=40))
 def test_step_is_total(config, events):
     state = initial(config)

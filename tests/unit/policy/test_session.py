@@ -221,8 +221,21 @@ def test_a_cancelled_ticket_never_runs():
     assert not play.all(Open)
 
 
+def test_a_ticket_that_was_superseded_cannot_be_cancelled_any_more():
+    assert Play().prepare("t1").prepare("t2").told(Cancelled, turn_id="t1").words == "Ignored"
+
+
+def test_the_same_ticket_twice_is_ignored():
+    play = Play().prepare().prepare()
+    assert (play.words, play.turn_id) == ("Ignored", "t1")
+
+
 def test_a_second_run_of_the_running_turn_is_ignored():
     assert Play().running().run("t1").words == "Ignored"
+
+
+def test_a_repeated_run_of_a_turn_that_is_being_closed_settles_nothing():
+    assert Play().running().told(Close).run("t1").words == "Ignored"
 
 
 def test_start_comes_once():
@@ -317,6 +330,19 @@ def test_adopt(play, accepted):
         assert play.prepare("t2", expect="c9").run().words == "Open(resume c9)"
 
 
+def test_a_name_that_is_told_before_anything_was_sent_becomes_public_with_the_attempt():
+    play = Play().prepare().run().named("c1")
+    assert play.state.conversation_id is None
+    assert play.opened().state.conversation_id == "c1"
+    play = Play(supports_resume=False).prepare().run().named("c1").interrupted().prepare("t2", pin=True)
+    assert play.latest(Grant).expected_conversation is None
+
+
+def test_a_name_that_comes_after_the_turn_is_kept_and_checkpointed():
+    play = Play().turn_done(name=None).named("c1")
+    assert (play.words, play.state.conversation_id) == ("SaveCheckpoint(c1)", "c1")
+
+
 def test_a_rename_between_turns_is_checkpointed():
     play = Play().turn_done().named("c2")
     assert (play.words, play.state.conversation_id) == ("SaveCheckpoint(c2)", "c2")
@@ -372,6 +398,16 @@ def test_a_conversation_in_use_is_waited_for_bounded_and_kept():
     play.start_failed(SessionResumeError("c1", in_use=True))
     assert play.error.in_use
     assert play.state.conversation_id == "c1"
+
+
+def test_a_turn_whose_conversation_is_in_use_gives_up_its_process():
+    play = Play(C1).running().failed(SessionResumeError("c1", in_use=True))
+    assert play.words == "CloseConversation(its conversation is in use), Wait(in use, 0.5 s)"
+
+
+def test_a_conversation_in_use_does_not_make_an_unsent_attempt_doubtful():
+    play = Play(C1).running().died(sent=False).waited().start_failed(SessionResumeError("c1", in_use=True)).waited()
+    assert not play.opened().latest(Execute).probe
 
 
 def test_our_own_id_in_use_means_that_the_conversation_exists():
@@ -501,6 +537,16 @@ def test_a_cut_first_attempt_without_a_name_is_looked_for_under_our_id():
     assert play.latest(Open).resume_id == proposed_conversation(NONCE, 1)
     assert play.opened().latest(Execute).probe
     assert play.state.conversation_id is None
+
+
+def test_a_failed_first_attempt_without_a_name_is_looked_for_under_our_id():
+    play = Play().running(name=None).failed(FailureKind.AUTH).died().prepare("t2").run()
+    assert play.latest(Open).resume_id == proposed_conversation(NONCE, 1)
+
+
+def test_a_fresh_conversation_has_no_name_until_it_is_told_one():
+    play = Play(supports_resume=False).running().died(sent=False).waited()
+    assert (play.words, play.state.conversation_id) == ("Open(fresh, after a death)", None)
 
 
 def test_a_cut_first_attempt_is_looked_for_under_the_id_that_the_transport_told():
@@ -666,6 +712,11 @@ def test_a_death_after_an_interrupt_ends_the_turn_as_interrupted():
     assert play.turn.result.interrupted
     assert not play.turn.result.usage.increment_known
     assert not play.all(Wait)
+
+
+def test_an_interrupted_probe_that_was_swallowed_ends_the_turn():
+    play = Play(C1).running().restarted().interrupted().swallowed()
+    assert play.words == "SaveCheckpoint(c1), Finish(interrupted, continued)"
 
 
 def test_before_anything_was_sent_an_interrupt_ends_the_turn_at_once():
@@ -835,8 +886,9 @@ def test_close_in_a_running_turn_whose_result_never_comes():
 def test_close(play, expected):
     assert play.told(Close).words == expected
     assert play.told(Close).words == "Ignored"
-    assert play.prepare("t9").latest(Refuse).refusal is Refusal.CLOSED
-    assert play.run("t9").latest(Refuse).refusal is Refusal.CLOSED
+    assert [refused.refusal for refused in play.prepare("t9").last] == [Refusal.CLOSED]
+    if play.state.phase is Phase.CLOSED:
+        assert [refused.refusal for refused in play.run("t9").last] == [Refusal.CLOSED]
 
 
 def test_stop_waits_for_every_process_that_is_still_ending():

@@ -104,7 +104,7 @@ def test_an_answer_is_streamed_with_every_kind_of_block(server):
         "message_stop",
     ]
     deltas = [event["delta"]["type"] for event in events if event["type"] == "content_block_delta"]
-    assert deltas == ["thinking_delta", "signature_delta", "text_delta", "input_json_delta", "text_delta", "text_delta"]
+    assert deltas == ["thinking_delta", "signature_delta", "text_delta", "text_delta", "text_delta", "input_json_delta"]
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
     assert [event["index"] for event in events if event["type"] == "content_block_stop"] == [0, 1, 2, 3]
 

@@ -13,6 +13,7 @@ from greenroom.testing.scripted import (
     Plan,
     conversations,
     history,
+    overlaps,
     prompts_seen,
     scripted_claude_argv,
     starts,
@@ -348,7 +349,9 @@ def test_closed_stdout_with_a_living_process(tmp_path):
 def test_strange_bytes(tmp_path):
     with Peer(tmp_path) as peer:
         peer.say("GARBAGE\nBAD_UTF8\nHUGE_LINE 300000\nSAY end", "u1")
-        lines = list(iter(lambda: peer.line() if b'"type":"result"' not in peer.buffer.split(b"\n", 1)[0] else b"", b""))
+        lines = [peer.line()]
+        while b'"type":"result"' not in lines[-1]:
+            lines.append(peer.line())
         assert max(map(len, lines)) > 300_000
         assert any(b"\xff\xc3" in line for line in lines)
         assert b"Warning: this line is no JSON" in lines
@@ -560,6 +563,62 @@ def test_a_plan_may_ignore_eof(tmp_path):
         peer.process.stdin.close()
         with pytest.raises(subprocess.TimeoutExpired):
             peer.process.wait(0.3)
+
+
+def test_a_slow_exit(tmp_path):
+    with Peer(tmp_path, env=Plan(exit_delay_s=0.3).env(tmp_path)) as peer:
+        begin = time.monotonic()
+        assert peer.rest() == 0
+        assert time.monotonic() - begin > 0.25
+
+
+def write_for_ever(peer):
+    while True:
+        peer.raw(b" " * 65536)
+
+
+def test_it_may_die_while_a_long_prompt_is_written(tmp_path):
+    with Peer(tmp_path, env=Plan(die_after_input_bytes=1_000_000).env(tmp_path)) as peer:
+        with pytest.raises(BrokenPipeError):
+            write_for_ever(peer)
+        assert peer.gone() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_it_may_stop_reading(tmp_path, planned):
+    with Peer(tmp_path, env=Plan(stop_reading=planned).env(tmp_path)) as peer:
+        if not planned:
+            peer.turn("STOP_READING\nSAY x")
+        peer.control("initialize")
+        with pytest.raises(TimeoutError):
+            peer.frame(0.3)
+
+
+def test_two_processes_on_one_conversation_are_noted(tmp_path):
+    with Peer(tmp_path, "--session-id", ID) as peer:
+        peer.turn("SAY x\nSPAWN 1")
+        peer.kill()
+    with Peer(tmp_path, "--resume", ID) as first:
+        first.turn("SAY y")
+        assert overlaps(first.state) == ()
+        with Peer(tmp_path, "--resume", ID) as second:
+            second.turn("SAY z")
+            assert [one["pid"] for one in overlaps(first.state)] == [second.process.pid]
+
+
+def test_a_cleared_conversation_goes_on_under_another_id(tmp_path):
+    with Peer(tmp_path, "--session-id", ID) as peer:
+        peer.say("SAY x\nCLEAR\nSAY y\nHANG\nSAY z", "u1")
+        new = peer.until("conversation_reset")["new_conversation_id"]
+        assert peer.until("assistant")["session_id"] == new
+        peer.kill()
+    with Peer(tmp_path, "--resume", new) as peer:
+        peer.say("x", "u1")
+        peer.until("completed", command_uuid="u1")
+        peer.say(CONTINUE, "u2")
+        peer.until("init")
+        peer.control("interrupt")
+        assert peer.until("result")["session_id"] == new
 
 
 def test_a_plan_holds_only_what_differs(tmp_path):

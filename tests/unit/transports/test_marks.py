@@ -119,6 +119,28 @@ def test_a_process_that_is_becoming_another_program_makes_the_snapshot_unsure():
     assert not snapshot(entry(700)).unsure
 
 
+@pytest.mark.parametrize(
+    ("reads", "expected"),
+    [
+        (["A=b"], b"A=b"),
+        (["", "sleep", ""], b""),  # a cleared environment
+        (["", "", "A=b"], b"A=b"),
+        (["", "sleep", "A=b"], b"A=b"),  # the exec ended between the two looks
+        (["", ""] * 50, None),
+    ],
+)
+def test_an_empty_environment_counts_only_after_a_command_line_was_seen(reads, expected):
+    left = iter(reads)
+    assert marks._environ(1, lambda path: next(left).encode()) == expected
+
+
+def test_an_environment_that_may_not_be_read_is_empty():
+    def refuse(path):
+        raise PermissionError
+
+    assert marks._environ(1, refuse) == b""
+
+
 # --- identity ---
 
 

@@ -115,7 +115,7 @@ def test_the_child_leads_a_session_and_a_group_and_has_exactly_the_environment(s
 
 def test_no_descriptor_but_three_reaches_the_child(start):
     read, write = os.pipe()
-    os.set_inheritable(write, True)  # noqa: FBT003
+    os.set_inheritable(write, True)
     try:
         out, _, _ = everything(start(*python("import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:-1])")))
         assert out.strip() == b"[0, 1, 2]"

@@ -1,0 +1,1 @@
+"""Codex as a provider: `codex app-server`, one process that carries many conversations. `transport.py` is the way in."""

@@ -1,0 +1,223 @@
+"""Codex as a stream transport: what it can do, whether it can be started, and how. Never retries, never runs a turn.
+
+`check` and `open` block and belong on a caller's thread; `launch` and `launch_link` look for the binary and belong on the starter thread;
+the rest is pure, but for `link_key`, which looks for the binary as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+
+from greenroom.clock import Clock
+from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDialectError
+from greenroom.ids import IdAllocator
+from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
+from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec, LinkLaunch
+from greenroom.transports.codex import binary
+from greenroom.transports.codex.codec import CodexCodec
+from greenroom.transports.codex.config import CodecConfig
+from greenroom.transports.codex.link import CodexLinkCodec
+from greenroom.transports.environment import PARENT_MARKERS, child_env
+from greenroom.transports.marks import VARIABLE
+from greenroom.transports.versions import check_version
+
+NAME = "codex"
+#: The server refuses more, counted in characters (0.163 and 0.171: `input_too_large`).
+MAX_PROMPT_CHARS = 1_048_576
+_SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+PROFILE = ProviderProfile(
+    name=NAME,
+    display_name="Codex",
+    binary=binary.NAME,
+    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.READ_ONLY, NativeMode.WORKSPACE_WRITE}),
+    supports_resume=True,
+    supports_steer=True,
+    supports_reasoning_effort=True,
+    output_schema=True,
+    mcp=True,
+    chooses_ids=False,
+    retries_in_place=True,
+    renewal=RenewalBudget(max_turns=2, max_turn_input_tokens=10_000_000, max_turn_duration_ms=600_000),
+    auth_env_vars=("OPENAI_API_KEY", "CODEX_API_KEY"),
+    state_root_env="CODEX_HOME",
+)
+
+
+class CodexAppServerTransport:
+    """Codex by its app-server. `shared`: conversations with the same binary, environment and home share a server.
+
+    `max_conversations`: how many a server carries at most. `env`: the whole environment of the servers (None: the caller's), less markers
+    of a parent session. `binary`: a path, or a name on PATH. Times are in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        executor: Executor | None = None,
+        env: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        ids: IdAllocator | None = None,
+        check_timeout: float = 15.0,
+        startup_timeout_s: float = 60.0,
+        interrupt_grace_s: float = 10.0,
+        close_grace_s: float = 5.0,
+        shared: bool = True,
+        binary: str | Path | None = None,
+        max_conversations: int = 32,
+    ) -> None:
+        self.executor = executor
+        self.env = None if env is None else dict(env)
+        self.clock = clock
+        self.ids = ids
+        self.check_timeout = check_timeout
+        self.startup_timeout_s = startup_timeout_s
+        self.interrupt_grace_s = interrupt_grace_s
+        self.close_grace_s = close_grace_s
+        self.shared = shared
+        self.max_conversations = max_conversations
+        self._binary = binary
+
+    @property
+    def profile(self) -> ProviderProfile:
+        """What Codex can do."""
+        return PROFILE
+
+    def find_binary(self) -> str:
+        """Return the binary's path: the given one, else from PATH, else the one in the package openai-codex-cli-bin.
+
+        Raises CliNotFoundError.
+        """
+        return binary.find_binary(self._environment(), self._binary)
+
+    def check(self) -> str:
+        """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
+
+        Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 0.163.0.
+        """
+        env = {name: value for name, value in self._environment().items() if name not in PARENT_MARKERS}
+        return check_version(self.find_binary(), env, self.check_timeout, binary.NEEDED)
+
+    @property
+    def state_home(self) -> str:
+        """Where Codex keeps its threads: a conversation id means something within it only."""
+        env = self._environment()
+        home = env.get("CODEX_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".codex")  # noqa: PTH111, PTH118
+        return os.path.realpath(home)
+
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ if self.env is None else self.env
+
+    def validate(self, spec: ConversationSpec, request: TurnRequest | None = None) -> None:
+        """Refuse by name what Codex cannot do. Raises ProviderCapabilityError, SchemaDialectError, McpConfigError.
+
+        An unknown model or effort is passed on: the server accepts any.
+        """
+        if (spec.skill_scope, spec.mcp_scope, spec.config_scope) != ("ALL", "ALL", "ALL"):
+            raise _unable("scopes other than ALL are not supported")
+        _check_servers(spec.mcp_servers)
+        if request is not None:
+            _check_request(spec, request)
+
+    def flags(self, spec: ConversationSpec, request: TurnRequest) -> Flags:
+        """Return what a thread must be opened with for this turn: its MCP servers. All else is asked for turn by turn."""
+        servers = request.mcp_servers or spec.mcp_servers
+        key = tuple((server.name, server.command, server.args, tuple(sorted(server.env.items()))) for server in servers)
+        return Flags(key=key, mcp_servers=servers)
+
+    def launch(self, launch: LaunchSpec) -> Launch:
+        """Return the command line, the environment and a fresh codec of a server with one conversation. Raises CliNotFoundError."""
+        argv = self._argv()
+        env = child_env(self.env, mark=launch.mark, ours={})
+        return Launch(
+            argv=argv,
+            cwd=launch.spec.cwd,
+            env=env,
+            codec=CodexCodec(self._config(argv, env), launch),
+            startup_timeout_s=self.startup_timeout_s,
+            close_grace_s=self.close_grace_s,
+        )
+
+    def _argv(self) -> tuple[str, ...]:
+        return (self.find_binary(), "app-server")
+
+    def _config(self, argv: tuple[str, ...], env: Mapping[str, str]) -> CodecConfig:
+        return CodecConfig(
+            argv=argv, marks=env[VARIABLE], startup_timeout_s=self.startup_timeout_s, interrupt_grace_s=self.interrupt_grace_s
+        )
+
+    def link_key(self, spec: ConversationSpec) -> Hashable | None:
+        """Conversations with the same binary, environment and home share a server; None with `shared=False`. Raises CliNotFoundError."""
+        if not self.shared:
+            return None
+        return (NAME, self.find_binary(), tuple(sorted(self._environment().items())), self.state_home)
+
+    def launch_link(self, spec: ConversationSpec, mark: str) -> LinkLaunch:
+        """Return what to start for conversations of `link_key(spec)`. Raises CliNotFoundError.
+
+        It works in its state home, for it outlives the directory of any one conversation, and takes no project's configuration as its own.
+        """
+        argv = self._argv()
+        env = child_env(self.env, mark=mark, ours={})
+        home = Path(self.state_home)
+        return LinkLaunch(
+            argv=argv,
+            cwd=home if home.is_dir() else Path("/"),
+            env=env,
+            codec=CodexLinkCodec(self._config(argv, env)),
+            startup_timeout_s=self.startup_timeout_s,
+            close_grace_s=self.close_grace_s,
+            max_conversations=self.max_conversations,
+        )
+
+    def open(self, spec: ConversationSpec) -> Conversation:
+        """Open a conversation on the calling thread, with a server of its own. Raises SessionResumeError when `spec.resume_id` is gone."""
+        from greenroom.transports.blocking import open_blocking  # noqa: PLC0415 - it builds on this module's ports
+
+        return open_blocking(self, spec)
+
+
+def _unable(what: str, hint: str | None = None) -> ProviderCapabilityError:
+    return ProviderCapabilityError(what, provider=NAME, hint=hint)
+
+
+def _check_request(spec: ConversationSpec, request: TurnRequest) -> None:
+    if request.cwd is not None and os.path.realpath(spec.cwd / request.cwd) != os.path.realpath(spec.cwd):
+        raise _unable(f"the working directory is fixed for a session: {str(request.cwd)!r} is not {str(spec.cwd)!r}")
+    if request.env is not None:
+        raise _unable("a turn cannot have an environment of its own: it is the server's", hint="give env= to the agent")
+    if request.extra_args:
+        raise _unable("a turn cannot have arguments of its own: they are the server's")
+    if request.mcp_workspace is not None:
+        raise _unable("mcp_workspace is not supported", hint="give the servers with mcp_servers=")
+    if len(request.prompt) > MAX_PROMPT_CHARS:
+        what = f"the prompt has {len(request.prompt)} characters; at most {MAX_PROMPT_CHARS} are possible"
+        raise _unable(what, hint="put it into a file")
+    _check_servers(request.mcp_servers)
+    if request.output_schema is not None:
+        _check_schema(request.output_schema)
+
+
+def _check_servers(servers: tuple[StdioMcpServer, ...]) -> None:
+    names = [server.name for server in servers]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise McpConfigError(f"MCP servers with the same name: {', '.join(sorted(repeated))}")
+    for name in names:
+        if _SERVER_NAME.fullmatch(name) is None:
+            raise McpConfigError(f"the name of an MCP server must be of letters, digits, '_' and '-': {name!r}")
+
+
+def _check_schema(schema: OutputSchema) -> None:
+    problems: list[str] = []
+    if schema.schema.get("type", "object") != "object":
+        problems.append(f"the root must be of type 'object', not {schema.schema['type']!r}")
+    try:
+        json.dumps(dict(schema.schema), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        problems.append(f"it is no JSON: {error}")
+    if problems:
+        raise SchemaDialectError(tuple(problems), provider=NAME)

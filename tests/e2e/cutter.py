@@ -1,0 +1,53 @@
+"""Stands for `claude`: runs the real one and kills it, and itself, with SIGKILL at a chosen frame. Standard library; a script.
+
+CUTTER_PLAN names a JSON file: `real` (the binary), `at` (keys and values that the frame must have; "*" is any value), `shown` (whether
+the frame is still passed on), `times` (how many processes are cut, over all that share the file).
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+
+def claims_a_cut(plan_path: pathlib.Path, times: int) -> bool:
+    for number in range(times):
+        try:
+            os.close(os.open(f"{plan_path}.{number}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        return True
+    return False
+
+
+def matches(frame: dict, wanted: dict) -> bool:
+    return all(key in frame and value in ("*", frame[key]) for key, value in wanted.items())
+
+
+def cut(child: subprocess.Popen) -> None:
+    child.kill()
+    child.wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    plan_path = pathlib.Path(os.environ["CUTTER_PLAN"])
+    plan = json.loads(plan_path.read_text())
+    argv = [plan["real"], *sys.argv[1:]]
+    if "--input-format" not in argv or not claims_a_cut(plan_path, plan["times"]):
+        os.execv(argv[0], argv)  # noqa: S606
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    for line in child.stdout:
+        hit = matches(json.loads(line), plan["at"])
+        if hit and not plan["shown"]:
+            cut(child)
+        os.write(1, line)
+        if hit:
+            cut(child)
+    sys.exit(child.wait())
+
+
+if __name__ == "__main__":
+    main()

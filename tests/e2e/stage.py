@@ -1,0 +1,184 @@
+"""Where a test of the real CLI plays: a model server on loopback, a fresh HOME, a room, a directory to work in.
+
+    with Stage(tmp_path, binary) as stage, stage.session() as session:
+        running = stage.begin(session, "BASH echo hi\nSAY done")
+        running.join().result.text
+
+Nothing of the developer's own environment reaches the CLI. Waits are for conditions, each with a bound; a bound that is hit fails.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import psutil
+
+from greenroom import (
+    Agent,
+    AgentEvent,
+    ApprovalPolicy,
+    ClaudeStreamTransport,
+    Greenroom,
+    NativePermissions,
+    RestartPolicy,
+    RetryPolicy,
+    Session,
+    Turn,
+    TurnRequest,
+    TurnTicket,
+)
+from greenroom.testing.model_server import ModelServer, Script
+
+BOUND_S = 60.0  # of a machine that does other things as well
+QUICK_RETRY = RetryPolicy(delays=(0.1,))
+QUICK_RESTART = RestartPolicy(delays=(0.0, 0.1, 0.1))
+
+
+def until(condition: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:
+    """Wait for a condition, and return what it gave."""
+    deadline_s = time.monotonic() + bound_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, f"not within {bound_s:g} s: {what}"
+        time.sleep(0.01)
+    return found
+
+
+class Running:
+    """A turn that runs on a thread of its own."""
+
+    def __init__(self, session: Session, ticket: TurnTicket) -> None:
+        self.session = session
+        self.ticket = ticket
+        self.events: list[AgentEvent] = []
+        self.turn: Turn | None = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="e2e-turn", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.turn = self.session.run(self.ticket, on_event=self.events.append)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def saw(self, *kinds: type[AgentEvent]) -> list[Any]:
+        """Return the events of these kinds so far."""
+        return [event for event in self.events if isinstance(event, kinds)]
+
+    def wait_for(self, kind: type[AgentEvent]) -> Any:
+        """Wait until an event of this kind has come, and return the first."""
+        until(lambda: self.saw(kind) or not self._thread.is_alive(), f"{kind.__name__} in {self.events}")
+        assert self.saw(kind), f"the turn ended without {kind.__name__}: {self.turn or self.error!r}; {self.events}"
+        return self.saw(kind)[0]
+
+    def ended(self) -> Self:
+        """Wait for the end, whatever it is."""
+        self._thread.join(BOUND_S)
+        assert not self._thread.is_alive(), f"the turn did not end within {BOUND_S:g} s: {self.events}"
+        return self
+
+    def join(self) -> Turn:
+        """Wait for the end, and return the turn or raise its error."""
+        self.ended()
+        if self.error is not None:
+            raise self.error
+        assert self.turn is not None
+        return self.turn
+
+
+class Stage:
+    """A model server, a home, a room and a working directory, all of one test."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        binary: str | pathlib.Path,
+        *,
+        script: Script | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str = "work",
+        **transport: Any,
+    ) -> None:
+        self.folder = folder
+        self.cwd = folder / cwd
+        self.home = folder / "home"
+        self.binary = binary
+        self.server = ModelServer(script=script)
+        self.room = Greenroom()
+        self._env = {"CLAUDE_CODE_MAX_RETRIES": "0", **(env or {})}
+        self._transport = transport
+
+    def __enter__(self) -> Self:
+        self.cwd.mkdir(parents=True, exist_ok=True)
+        self.server.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        # The server first: a CLI that waits for an answer would have its end delayed.
+        self.room.close()
+        self.server.stop()
+        assert not self.server.failures
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of the CLIs."""
+        return {**self.server.env(self.home), **self._env}
+
+    def transport(self, **options: Any) -> ClaudeStreamTransport:
+        """Return a transport to this stage's model."""
+        return ClaudeStreamTransport(**{"binary": self.binary, "env": self.env, **self._transport, **options})
+
+    def agent(self, *, transport: ClaudeStreamTransport | None = None, **options: Any) -> Agent:
+        """Return an agent that retries and restarts quickly."""
+        defaults = {
+            "permissions": NativePermissions.bypass(),
+            "approvals": ApprovalPolicy.DENY,
+            "retry": QUICK_RETRY,
+            "restart": QUICK_RESTART,
+        }
+        return self.room.agent(transport or self.transport(), **{**defaults, **options})
+
+    def session(self, *, cwd: pathlib.Path | None = None, agent: Agent | None = None, **options: Any) -> Session:
+        """Begin a session; `options` are those of `Agent.session`."""
+        return (agent or self.agent()).session(cwd or self.cwd, **options)
+
+    @staticmethod
+    def begin(session: Session, prompt: str, *, prepare: dict[str, Any] | None = None, **request: Any) -> Running:
+        """Begin a turn on a thread of its own."""
+        return Running(session, session.prepare_turn(TurnRequest(prompt, **request), **(prepare or {})))
+
+    def run(self, session: Session, prompt: str, *, prepare: dict[str, Any] | None = None, **request: Any) -> Turn:
+        """Run a turn to its end."""
+        return self.begin(session, prompt, prepare=prepare, **request).join()
+
+    # --- what is there, and what the model saw
+
+    def processes(self, cwd: pathlib.Path | None = None) -> list[psutil.Process]:
+        """Return the CLIs that we started and that work in `cwd`."""
+        wanted, found = str(cwd or self.cwd), []
+        for child in psutil.Process().children():
+            try:
+                if child.cwd() == wanted and "--input-format" in child.cmdline():
+                    found.append(child)
+            except psutil.Error:
+                continue
+        return found
+
+    def kill(self, cwd: pathlib.Path | None = None) -> None:
+        """Kill the CLI that works in `cwd`, waiting for one to be there."""
+        until(lambda: self.processes(cwd), "a CLI to kill")[0].kill()
+
+    def asked(self, count: int) -> None:
+        """Wait until the model was asked `count` times in all."""
+        until(lambda: len(self.server.requests) >= count, f"{count} requests, got {len(self.server.requests)}")
+
+    def shown(self, text: str) -> list[int]:
+        """Return how often each request showed the model a text of the user's that contains `text`."""
+        return [self._count(index, text) for index in range(len(self.server.requests))]
+
+    def _count(self, index: int, text: str) -> int:
+        return sum(said.count(text) for role, said in self.server.seen(index) if role == "user")
