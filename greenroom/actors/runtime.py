@@ -7,7 +7,6 @@ thread of their dispatcher; `put` (and so `tell` and `ask`) may be called from a
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import sys
 import time
@@ -188,23 +187,23 @@ class LoopActor(pykka.Actor):
             return
         if not self._has_started:
             self._has_started = True
-            if not self._guarded(self.on_start, None):
+            if not self._guarded(lambda _message: self.on_start(), None):
                 return
         for _ in range(messages):
             try:
                 envelope = inbox.get()
             except IndexError:
                 return
-            if not self._guarded(functools.partial(self._handle_receive, envelope.message), envelope):
+            if not self._guarded(self._handle_receive, envelope):
                 return
         if not inbox.empty() and not inbox.scheduled:
             inbox.scheduled = True
             self.dispatcher.schedule(self)
 
-    def _guarded(self, work: Callable[[], Any], envelope: Envelope[Any] | None) -> bool:
+    def _guarded(self, work: Callable[[Any], Any], envelope: Envelope[Any] | None) -> bool:
         began_s = time.perf_counter()
         try:
-            response = work()
+            response = work(envelope.message if envelope is not None else None)
         except BaseException as error:  # noqa: BLE001 - a handler's sys.exit must not end the fleet
             if envelope is not None and envelope.reply_to is not None:
                 envelope.reply_to.set_exception(sys.exc_info())
