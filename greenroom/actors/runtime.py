@@ -81,10 +81,7 @@ class Inbox:
 
     def get(self) -> Envelope[Any]:
         """Return the next envelope, control lane first. Raises IndexError when empty."""
-        try:
-            return self._control.popleft()
-        except IndexError:
-            return self._ordinary.popleft()
+        return (self._control or self._ordinary).popleft()
 
     def empty(self) -> bool:
         """Whether both lanes are empty."""
@@ -167,9 +164,9 @@ class LoopActor(pykka.Actor):
         """Tell `watcher` an ActorDown when this actor ends. Before its start, or from its own handler."""
         self._watchers.append(watcher)
 
-    def on_receive(self, message: Any) -> Any:
-        """Pykka's name for `handle`."""
-        return self.handle(message)
+    def _handle_receive(self, message: Any) -> Any:
+        # Pykka's own tries its proxies' messages first, on every message; our actors have no proxies.
+        return self._stop() if isinstance(message, pykka_messages._ActorStop) else self.handle(message)  # noqa: SLF001
 
     def handle(self, message: Any) -> Any:
         """Handle one message."""
@@ -190,10 +187,9 @@ class LoopActor(pykka.Actor):
             if not self._guarded(lambda _message: self.on_start(), None):
                 return
         for _ in range(messages):
-            try:
-                envelope = inbox.get()
-            except IndexError:
+            if inbox.empty():
                 return
+            envelope = inbox.get()
             if not self._guarded(self._handle_receive, envelope):
                 return
         if not inbox.empty() and not inbox.scheduled:
