@@ -6,6 +6,8 @@ Exits with 1 when a target is missed; with --smoke nothing is judged, and everyt
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import sys
 import tempfile
 from collections.abc import Callable
@@ -28,8 +30,12 @@ def main(argv: list[str]) -> int:
     size = SMOKE if options.smoke else Size()
     if options.repetitions:
         size = attrs.evolve(size, repetitions=options.repetitions)
+    before = os.getloadavg()[0]
     figures = run(size, options.only)
     print(table(figures))
+    print(
+        f"{os.cpu_count()} cores, load average {before:.1f} before and {os.getloadavg()[0]:.1f} after; Python {platform.python_version()}"
+    )
     return 0 if options.smoke or all(figure.met for figure in figures) else 1
 
 

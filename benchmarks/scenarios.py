@@ -108,9 +108,9 @@ def one_session(folder: Path, size: Size) -> list[Figure]:
     figures: list[Figure] = []
     for name in _ours(found):
         figures += [
-            _figure(f"1 session: event age p50 ({name})", "ms", age[name][0], raw_age[0], "<= 2 x raw", 2 * raw_age[0]),
-            _figure(f"1 session: event age p99 ({name})", "ms", age[name][1], raw_age[1]),
-            _figure(f"1 session: short turn p50 ({name})", "ms", turn[name][0], raw_turn, "<= raw + 2 ms", raw_turn + 2),
+            _ms(f"1 session: event age p50 ({name})", age[name][0], raw_age[0], "<= 2 x raw", 2 * raw_age[0]),
+            _ms(f"1 session: event age p99 ({name})", age[name][1], raw_age[1]),
+            _ms(f"1 session: short turn p50 ({name})", turn[name][0], raw_turn, "<= raw + 2 ms", raw_turn + 2),
             Figure(
                 name=f"1 session: burst ({name})",
                 unit="events/s",
@@ -130,17 +130,16 @@ def many_sessions(folder: Path, size: Size) -> list[Figure]:
     with fleets(folder, count) as found:
         age = medians(found, size.repetitions, lambda fleet: ages(fleet, count, 50, size.play_s))
         stop = medians(found, size.repetitions, lambda fleet: interrupt_ms(fleet, count, 200, size.interrupts))
+    raw_stop50, raw_stop99 = stop["raw"]
+    limit = 2 * raw_stop99 + 2
     figures: list[Figure] = []
     for name in _ours(found):
-        (p50, p99), (stop50, stop99) = age[name], stop[name]
-        raw50, raw99 = stop["raw"]
+        slow, fast = f"{count} sessions, 50 events/s each", f"{count} sessions, 200 events/s each"
         figures += [
-            _figure(f"{count} sessions, 50 events/s each: event age p50 ({name})", "ms", p50, age["raw"][0]),
-            _figure(f"{count} sessions, 50 events/s each: event age p99 ({name})", "ms", p99, age["raw"][1], "< 5 ms", 5.0),
-            _figure(f"{count} sessions, 200 events/s each: interrupt p50 ({name})", "ms", stop50, raw50),
-            _figure(
-                f"{count} sessions, 200 events/s each: interrupt p99 ({name})", "ms", stop99, raw99, "<= 2 x raw + 2 ms", 2 * raw99 + 2
-            ),
+            _ms(f"{slow}: event age p50 ({name})", age[name][0], age["raw"][0]),
+            _ms(f"{slow}: event age p99 ({name})", age[name][1], age["raw"][1], "< 5 ms", 5.0),
+            _ms(f"{fast}: interrupt p50 ({name})", stop[name][0], raw_stop50),
+            _ms(f"{fast}: interrupt p99 ({name})", stop[name][1], raw_stop99, "<= 2 x raw + 2 ms", limit),
         ]
     return figures
 
@@ -200,5 +199,5 @@ def _ours(found: dict[str, Fleet]) -> list[str]:
     return [name for name in found if name != RawFleet.name]
 
 
-def _figure(name: str, unit: str, ours: float, raw: float, target: str = "", limit: float = float("inf")) -> Figure:
-    return Figure(name=name, unit=unit, ours=ours, raw=raw, target=target, limit=limit)
+def _ms(name: str, ours: float, raw: float, target: str = "", limit: float = float("inf")) -> Figure:
+    return Figure(name=name, unit="ms", ours=ours, raw=raw, target=target, limit=limit)

@@ -1,8 +1,8 @@
 """What runs actors: one loop thread with their messages, timers, pipes and exits; or a test, by hand. Decides order and fairness only.
 
 The loop thread serves whole rounds: every ready actor gets a bounded share, then the next; `select` is entered when none is ready, and
-looked at without waiting once a round. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread, and each answers with
-a message.
+looked at without waiting after a few rounds. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread, and each
+answers with a message.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from greenroom.clock import Clock, SystemClock, TimerHandle
 logger = logging.getLogger("greenroom.actors")
 
 BATCH_MESSAGES = 64
+# A line from a pipe reaches its caller in two rounds. A look at the selector between them costs a system call, and gives up the GIL.
+ROUNDS_UNSEEN = 4
 
 
 @attrs.frozen(kw_only=True)
@@ -136,10 +138,10 @@ class _Pipes:
             self.selector.modify(fd, wanted)
         pipe.registered = wanted
 
-    def poll(self, timeout_s: float | None, wake_fd: int | None = None) -> bool:
-        """Report what is ready; return whether the wake descriptor was."""
+    def report(self, ready: list[tuple[selectors.SelectorKey, int]], wake_fd: int | None = None) -> bool:
+        """Report what the selector found ready; return whether the wake descriptor was among it."""
         woken = False
-        for key, events in self.selector.select(timeout_s):
+        for key, events in ready:
             if key.fd == wake_fd:
                 woken = True
                 continue
@@ -283,8 +285,11 @@ class LoopDispatcher:
     def _run(self) -> None:
         ready = self._ready
         while True:
-            for _ in range(len(ready)):
-                ready.popleft().run_batch(BATCH_MESSAGES)
+            for _ in range(ROUNDS_UNSEEN):
+                for _ in range(len(ready)):
+                    ready.popleft().run_batch(BATCH_MESSAGES)
+                if not ready:
+                    break
             self._fire_timers()
             if self._stopping and not ready:
                 return
@@ -296,10 +301,12 @@ class LoopDispatcher:
         self._sleeping = True
         timeout_s = 0.0 if self._ready or self._new_timers or self._stopping else self._until_next_timer()
         try:
-            if self._pipes.poll(timeout_s, self._wake_read):
-                os.read(self._wake_read, 4096)
+            ready = self._pipes.selector.select(timeout_s)
         finally:
+            # Before the reports: they schedule, and must not wake us, who are awake.
             self._sleeping = False
+        if self._pipes.report(ready, self._wake_read):
+            os.read(self._wake_read, 4096)
 
     def _until_next_timer(self) -> float | None:
         while self._timers and self._timers[0][2].cancelled:
@@ -413,7 +420,7 @@ class ManualDispatcher:
         choices = len(self._ready) + len(self._jobs)
         if not choices:
             self._pipes.settle()
-            self._pipes.poll(0.0)
+            self._pipes.report(self._pipes.selector.select(0.0))
             choices = len(self._ready)
             if not choices:
                 return False

@@ -83,6 +83,7 @@ class ProcessOwner(LoopActor):
         self._fds = _Fds()
         self._paused = False
         self._interests: dict[int, tuple[bool, bool]] = {}
+        self._wants = (False, False, False, False)
         self._timer: TimerHandle | None = None
         self._timer_due_s: float | None = None
 
@@ -119,6 +120,7 @@ class ProcessOwner(LoopActor):
             case LoopFailed():
                 # The new loop knows none of our descriptors.
                 self._interests.clear()
+                self._wants = (False, False, False, False)
                 self.crash(message.error, message)
 
     def _pipe(self, fd: int) -> None:
@@ -153,14 +155,20 @@ class ProcessOwner(LoopActor):
         driver = self._driver
         if driver is None:
             return
-        fds = self._fds
-        self._watch(fds.exit_, read=driver.wants_exit, write=False)
-        self._watch(fds.stdout, read=driver.wants_stdout and not self._paused, write=False)
-        self._watch(fds.stderr, read=driver.wants_stderr, write=False)
-        self._watch(fds.stdin, read=False, write=driver.wants_write)
+        wants = (driver.wants_exit, driver.wants_stdout and not self._paused, driver.wants_stderr, driver.wants_write)
+        if wants != self._wants:
+            self._watch_all(wants)
         due_s = None if driver.ended else driver.deadline_s
         if due_s != self._timer_due_s:
             self._set_timer(due_s)
+
+    def _watch_all(self, wants: tuple[bool, bool, bool, bool]) -> None:
+        fds, self._wants = self._fds, wants
+        exit_, stdout, stderr, stdin = wants
+        self._watch(fds.exit_, read=exit_, write=False)
+        self._watch(fds.stdout, read=stdout, write=False)
+        self._watch(fds.stderr, read=stderr, write=False)
+        self._watch(fds.stdin, read=False, write=stdin)
 
     def _set_timer(self, due_s: float | None) -> None:
         if self._timer is not None:
@@ -183,6 +191,7 @@ class ProcessOwner(LoopActor):
         for fd in list(self._interests):
             self.dispatcher.watch(fd, self.actor_ref, read=False, write=False)
         self._interests.clear()
+        self._wants = (False, False, False, False)
         self._set_timer(None)
         if self._driver is not None:
             self._driver.release()

@@ -7,7 +7,6 @@ thread of their dispatcher; `put` (and so `tell` and `ask`) may be called from a
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import sys
 import time
@@ -82,10 +81,7 @@ class Inbox:
 
     def get(self) -> Envelope[Any]:
         """Return the next envelope, control lane first. Raises IndexError when empty."""
-        try:
-            return self._control.popleft()
-        except IndexError:
-            return self._ordinary.popleft()
+        return (self._control or self._ordinary).popleft()
 
     def empty(self) -> bool:
         """Whether both lanes are empty."""
@@ -168,9 +164,9 @@ class LoopActor(pykka.Actor):
         """Tell `watcher` an ActorDown when this actor ends. Before its start, or from its own handler."""
         self._watchers.append(watcher)
 
-    def on_receive(self, message: Any) -> Any:
-        """Pykka's name for `handle`."""
-        return self.handle(message)
+    def _handle_receive(self, message: Any) -> Any:
+        # Pykka's own tries its proxies' messages first, on every message; our actors have no proxies.
+        return self._stop() if isinstance(message, pykka_messages._ActorStop) else self.handle(message)  # noqa: SLF001
 
     def handle(self, message: Any) -> Any:
         """Handle one message."""
@@ -188,23 +184,22 @@ class LoopActor(pykka.Actor):
             return
         if not self._has_started:
             self._has_started = True
-            if not self._guarded(self.on_start, None):
+            if not self._guarded(lambda _message: self.on_start(), None):
                 return
         for _ in range(messages):
-            try:
-                envelope = inbox.get()
-            except IndexError:
+            if inbox.empty():
                 return
-            if not self._guarded(functools.partial(self._handle_receive, envelope.message), envelope):
+            envelope = inbox.get()
+            if not self._guarded(self._handle_receive, envelope):
                 return
         if not inbox.empty() and not inbox.scheduled:
             inbox.scheduled = True
             self.dispatcher.schedule(self)
 
-    def _guarded(self, work: Callable[[], Any], envelope: Envelope[Any] | None) -> bool:
+    def _guarded(self, work: Callable[[Any], Any], envelope: Envelope[Any] | None) -> bool:
         began_s = time.perf_counter()
         try:
-            response = work()
+            response = work(envelope.message if envelope is not None else None)
         except BaseException as error:  # noqa: BLE001 - a handler's sys.exit must not end the fleet
             if envelope is not None and envelope.reply_to is not None:
                 envelope.reply_to.set_exception(sys.exc_info())

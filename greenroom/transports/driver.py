@@ -100,7 +100,7 @@ class Driver:
         due = [self._step_due_s, self._drain_due_s, self._eof_due_s]
         if self._exit is None:
             due.append(self.codec.deadline_s)
-        return min((at_s for at_s in due if at_s is not None), default=None)
+        return min([at_s for at_s in due if at_s is not None], default=None)
 
     @property
     def wants_stdout(self) -> bool:

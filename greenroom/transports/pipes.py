@@ -45,9 +45,11 @@ class LineSplitter:
         """Take the next bytes; return the lines that they complete."""
         *ended, rest = data.split(b"\n")
         found: list[bytes | Oversized] = []
-        for piece in ended:
-            self._grow(piece, found)
+        if ended:
+            self._grow(ended[0], found)
             self._end(found)
+            for piece in ended[1:]:
+                self._take(piece, found)
         self._grow(rest, found)
         return found
 
@@ -55,6 +57,10 @@ class LineSplitter:
         """Return the line that lacks its end, if there is one, and forget it."""
         half, self._half, self._skipping = self._half, bytearray(), False
         return bytes(half.removesuffix(b"\r")) or None
+
+    def _take(self, piece: bytes, found: list[bytes | Oversized]) -> None:
+        """Take a line that came whole: it need not be put together."""
+        found.append(piece.removesuffix(b"\r") if len(piece) <= self._limit else Oversized(len(piece)))
 
     def _grow(self, piece: bytes, found: list[bytes | Oversized]) -> None:
         if self._skipping:
@@ -207,6 +213,8 @@ class ProcessIO:
             max_bytes -= len(data)
             self.stdout_bytes += len(data)
             lines += self._splitter.feed(data) if data else self.finish_stdout()
+            if len(data) < _READ_BYTES and not exited:
+                break  # it was all there was; a read to see nothing costs as much as this one
         return lines
 
     def finish_stdout(self) -> list[bytes | Oversized]:

@@ -77,7 +77,7 @@ class ClaudeCodec:
         if self._phase is Phase.ENDED:
             return None
         bounds = (self._startup_until_s, self._turns.deadline_s, self._desk.until_s)
-        return min((bound for bound in bounds if bound is not None), default=None)
+        return min([bound for bound in bounds if bound is not None], default=None)
 
     @property
     def sent(self) -> bool:

@@ -33,6 +33,8 @@ class ControlDesk:
     @property
     def until_s(self) -> float | None:
         """When the next wait is over."""
+        if not self._pending:
+            return None
         return min((pending.until_s for pending in self._pending.values() if pending.until_s is not None), default=None)
 
     def expire(self, now_s: float) -> bool:

@@ -18,7 +18,6 @@ from greenroom.events import (
     ToolCall,
     ToolResult,
 )
-from greenroom.transports.claude import usage
 from greenroom.transports.claude.frames import Block, Frame, Message
 from greenroom.transports.claude.state import OpenAttempt
 
@@ -89,9 +88,7 @@ def _note_usage(turn: OpenAttempt, message: Message) -> None:
     """Remember what the model call took: one call comes in several frames with the same id."""
     if message.usage is None or message.model == _SYNTHETIC:
         return
-    tokens = usage.api_tokens(message.usage)
-    turn.seen[message.id] = tokens
-    turn.context_tokens = tokens.total_input
+    turn.seen[message.id] = turn.last_call = message.usage
 
 
 def stream_event(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:

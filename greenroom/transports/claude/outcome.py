@@ -34,7 +34,7 @@ def consumed(turn: OpenAttempt) -> ProviderUsage:
     """Return what the open attempt is known to have taken: the results before, and the calls that have begun. A lower bound."""
     tokens = turn.usage.tokens if turn.usage is not None else usage.unknown().tokens
     for call in turn.seen.values():
-        tokens = tokens + call
+        tokens = tokens + usage.api_tokens(call)
     return usage.unknown(tokens)
 
 
@@ -130,7 +130,7 @@ class Verdict:
             duration_ms=self._duration_ms(),
             skills=tuple(self._turn.skills),
             interrupted=interrupted,
-            context_tokens=self._turn.context_tokens,
+            context_tokens=None if (call := self._turn.last_call) is None else usage.api_tokens(call).total_input,
         )
 
     def _spent(self) -> ProviderUsage | None:

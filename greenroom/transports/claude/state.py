@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import attrs
 
 from greenroom.errors import GreenroomError
-from greenroom.model import ProviderUsage, TokenUsage
+from greenroom.model import ProviderUsage
 from greenroom.transports.base import Attempt
 from greenroom.transports.claude.frames import Frame
 
@@ -88,8 +89,9 @@ class OpenAttempt:
     skills: list[str] = attrs.field(factory=list)
     streamed: set[str] = attrs.field(factory=set)
     frames: set[str] = attrs.field(factory=set)
-    seen: dict[str, TokenUsage] = attrs.field(factory=dict)
-    context_tokens: int | None = None
+    # As they came: hundreds of frames may repeat them, and only the end of the attempt reads them.
+    seen: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    last_call: dict[str, Any] | None = None
 
     @property
     def turn_id(self) -> str:

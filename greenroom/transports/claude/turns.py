@@ -42,7 +42,7 @@ class Turns:
             return None
         bounds = [turn.settle_until_s, turn.steers_until_s, turn.probe_until_s]
         bounds.append(turn.attempt.deadline_s if turn.stop is None else turn.stop.until_s)
-        return min((bound for bound in bounds if bound is not None), default=None)
+        return min([bound for bound in bounds if bound is not None], default=None)
 
     # --- begin ---------------------------------------------------------------------------------------------------------
 
