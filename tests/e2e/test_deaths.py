@@ -29,7 +29,7 @@ from greenroom import (
     TransportDiedError,
     TransportRestarted,
 )
-from tests.e2e.stage import QUICK_RESTART, Running, Stage, until
+from tests.e2e.stage import QUICK_RESTART, Running, Stage, together, until
 
 TOOL_PROMPT = "BASH echo x >> side\nSAY the-end"
 Frame = dict[str, str]
@@ -94,10 +94,8 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("shown", [True, False], ids=["told", "untold"])
-@pytest.mark.parametrize("moment", [name for name in FRAMES if name != "result"])
-def test_killed_at_a_frame_of_the_first_turn(claude: str, tmp_path: pathlib.Path, moment: str, shown: bool) -> None:
-    with cut_stage(tmp_path, claude, FRAMES[moment], shown=shown) as stage, stage.session() as session:
+def killed_in_the_first_turn(claude: str, folder: pathlib.Path, moment: str, shown: bool) -> None:
+    with cut_stage(folder, claude, FRAMES[moment], shown=shown) as stage, stage.session() as session:
         running = stage.begin(session, TOOL_PROMPT)
         went_on(running)
         after = stage.run(session, "SAY next")
@@ -109,12 +107,9 @@ def test_killed_at_a_frame_of_the_first_turn(claude: str, tmp_path: pathlib.Path
     ran_once(stage, moment)
 
 
-@pytest.mark.parametrize("shown", [True, False], ids=["told", "untold"])
-@pytest.mark.parametrize("moment", [name for name in FRAMES if name not in ("handshake", "result")])
-def test_killed_at_a_frame_of_a_later_turn(claude: str, tmp_path: pathlib.Path, moment: str, shown: bool) -> None:
+def killed_in_a_later_turn(claude: str, folder: pathlib.Path, moment: str, shown: bool) -> None:
     """The first turn runs on the plain binary; the cutter comes with the second process."""
-    binary, env = cutter(tmp_path / "bin", claude, FRAMES[moment], shown=shown)
-    with Stage(tmp_path, binary, env=env) as stage:
+    with cut_stage(folder, claude, FRAMES[moment], shown=shown) as stage:
         with stage.session(agent=stage.agent(transport=stage.transport(binary=claude))) as session:
             one = stage.run(session, "SAY one")
         with stage.session(resume_id=one.conversation_id) as session:
@@ -125,6 +120,14 @@ def test_killed_at_a_frame_of_a_later_turn(claude: str, tmp_path: pathlib.Path, 
     shown_once(stage, "SAY one")
     shown_once(stage, "BASH echo x")
     ran_once(stage, moment)
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["told", "untold"])
+@pytest.mark.parametrize("play", [killed_in_the_first_turn, killed_in_a_later_turn])
+def test_killed_at_a_frame(claude: str, tmp_path: pathlib.Path, play: Callable[..., None], shown: bool) -> None:
+    """`untold`: the frame is written by the CLI and never read by us."""
+    moments = [name for name in FRAMES if name != "result"]
+    together([(claude, tmp_path / name, name, shown) for name in moments], play)
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -170,18 +173,16 @@ def in_a_tool(stage: Stage, running: Running) -> None:
     stage.kill()
 
 
-@pytest.mark.parametrize("turn", ["first", "later"])
-@pytest.mark.parametrize(
-    ("prompt", "kill"),
-    [
-        ("SLEEP 2\nSAY the-end", while_the_model_hangs),
-        ("SLOW 20 0.1 w\nSAY the-end", while_the_model_hangs),
-        ("BASH echo x >> side; sleep 2.5\nSAY the-end", in_a_tool),
-    ],
-    ids=["hanging", "text", "tool"],
-)
-def test_killed_by_hand(stage: Stage, turn: str, prompt: str, kill: Callable[[Stage, Running], None]) -> None:
-    with stage.session() as session:
+BY_HAND = {
+    "hanging": ("SLEEP 2\nSAY the-end", while_the_model_hangs),
+    "text": ("SLOW 20 0.1 w\nSAY the-end", while_the_model_hangs),
+    "tool": ("BASH echo x >> side; sleep 2.5\nSAY the-end", in_a_tool),
+}
+
+
+def killed_by_hand(claude: str, folder: pathlib.Path, moment: str, turn: str) -> None:
+    prompt, kill = BY_HAND[moment]
+    with Stage(folder, claude) as stage, stage.session() as session:
         if turn == "later":
             stage.run(session, "SAY one")
         running = stage.begin(session, prompt)
@@ -192,8 +193,13 @@ def test_killed_by_hand(stage: Stage, turn: str, prompt: str, kill: Callable[[St
         assert stage.run(session, "SAY next").conversation_id == running.turn.conversation_id
     shown_once(stage, prompt.splitlines()[0])
     shown_once(stage, "SAY next")
-    if kill is in_a_tool:
-        assert (stage.cwd / "side").read_text() == "x\n"
+    assert moment != "tool" or (stage.cwd / "side").read_text() == "x\n"
+
+
+def test_killed_by_hand(claude: str, tmp_path: pathlib.Path) -> None:
+    """As the model is silent, in the middle of its text, in a tool; of a first turn and of a later one."""
+    cases = [(claude, tmp_path / f"{moment}-{turn}", moment, turn) for moment in BY_HAND for turn in ("first", "later")]
+    together(cases, killed_by_hand)
 
 
 def test_killed_as_soon_as_it_exists(stage: Stage) -> None:
