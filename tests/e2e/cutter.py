@@ -1,7 +1,8 @@
 """Stands for `claude`: runs the real one and kills it, and itself, with SIGKILL at a chosen frame. Standard library; a script.
 
 CUTTER_PLAN names a JSON file: `real` (the binary), `at` (keys and values that the frame must have; "*" is any value), `shown` (whether
-the frame is still passed on), `times` (how many processes are cut, over all that share the file).
+the frame is still passed on), `after_s` (how long after it the kill comes), `times` (how many processes are
+cut, over all that share the file).
 """
 
 import json
@@ -10,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 
 def claims_a_cut(plan_path: pathlib.Path, times: int) -> bool:
@@ -45,6 +47,7 @@ def main() -> None:
             cut(child)
         os.write(1, line)
         if hit:
+            time.sleep(plan["after_s"])
             cut(child)
     sys.exit(child.wait())
 

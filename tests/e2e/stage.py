@@ -9,10 +9,11 @@ Nothing of the developer's own environment reaches the CLI. Waits are for condit
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import psutil
@@ -182,3 +183,20 @@ class Stage:
 
     def _count(self, index: int, text: str) -> int:
         return sum(said.count(text) for role, said in self.server.seen(index) if role == "user")
+
+
+def together(cases: Iterable[tuple[Any, ...]], play: Callable[..., None], width: int = 5) -> None:
+    """Play cases that have nothing to do with one another, some at once; raise what failed, each with its case."""
+
+    def attempt(case: tuple[Any, ...]) -> Exception | None:
+        try:
+            play(*case)
+        except Exception as error:  # noqa: BLE001 - it is raised below
+            error.add_note(f"in case {case}")
+            return error
+        return None
+
+    with concurrent.futures.ThreadPoolExecutor(width) as pool:
+        errors = [error for error in pool.map(attempt, cases) if error is not None]
+    if errors:
+        raise ExceptionGroup("cases that failed", errors)

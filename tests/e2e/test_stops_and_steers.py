@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -26,7 +27,7 @@ from greenroom import (
     TurnInterrupted,
     TurnRequest,
 )
-from tests.e2e.stage import Running, Stage, until
+from tests.e2e.stage import Running, Stage, together, until
 
 STEERS = (SteerDelivered, SteerConsumed, SteerRejected)
 LONG_TOOL = "BASH echo $$ > tool.pid; trap '' TERM INT HUP; timeout 60 tail -f /dev/null"
@@ -88,10 +89,8 @@ def test_interrupt_while_the_model_hangs_and_in_the_clis_own_retry_wait(claude: 
         assert stage.run(session, "SAY next").result.text == "next"
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.001, 0.01, 0.05, 0.2, 0.4])
-def test_interrupt_right_behind_the_first_run(stage: Stage, delay_s: float) -> None:
-    """In the opening, or as the prompt is written: the turn never runs on, and the session stays usable."""
-    with stage.session() as session:
+def interrupted_right_behind_the_first_run(claude: str, folder: pathlib.Path, delay_s: float) -> None:
+    with Stage(folder, claude) as stage, stage.session() as session:
         running = stage.begin(session, "BASH echo x >> side; timeout 60 tail -f /dev/null")
         time.sleep(delay_s)
         session.interrupt(running.ticket)
@@ -99,9 +98,8 @@ def test_interrupt_right_behind_the_first_run(stage: Stage, delay_s: float) -> N
         assert stage.run(session, "SAY next").result.text == "next"
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.0005, 0.002, 0.005, 0.01, 0.03, 0.1])
-def test_interrupt_right_behind_a_later_run(stage: Stage, delay_s: float) -> None:
-    with stage.session() as session:
+def interrupted_right_behind_a_later_run(claude: str, folder: pathlib.Path, delay_s: float) -> None:
+    with Stage(folder, claude) as stage, stage.session() as session:
         stage.run(session, "SAY one")
         running = stage.begin(session, "SLOW 100 0.1 w")
         time.sleep(delay_s)
@@ -109,6 +107,13 @@ def test_interrupt_right_behind_a_later_run(stage: Stage, delay_s: float) -> Non
         assert is_interrupted(running)
         assert stage.run(session, "SAY next").result.text == "next"
         assert len(stage.processes()) == 1
+
+
+@pytest.mark.parametrize("play", [interrupted_right_behind_the_first_run, interrupted_right_behind_a_later_run])
+def test_interrupt_right_behind_the_run(claude: str, tmp_path: pathlib.Path, play: Callable[..., None]) -> None:
+    """In the opening, or as the prompt is written: the turn never runs on, and the session stays usable."""
+    delays_s = (0.0, 0.0005, 0.002, 0.005, 0.01, 0.03, 0.1, 0.3, 0.5)
+    together([(claude, tmp_path / str(delay_s), delay_s) for delay_s in delays_s], play)
 
 
 def test_an_interrupt_that_loses_the_race_gives_the_plain_turn(stage: Stage) -> None:

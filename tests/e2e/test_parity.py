@@ -1,0 +1,254 @@
+"""The same scenes on the scripted Claude and on the real one give the same events: so the scripted one stays honest.
+
+Each scene says what a caller sees, in short words, and is played on both.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from greenroom import (
+    AgentEvent,
+    ApprovalDenied,
+    AssistantText,
+    Lifecycle,
+    OutputSchema,
+    ProviderError,
+    Reasoning,
+    RunFinished,
+    RunStarted,
+    SessionStarted,
+    SteerConsumed,
+    SteerDelivered,
+    SteerRejected,
+    ToolCall,
+    ToolResult,
+    TransportDied,
+    TransportRestarted,
+    TurnFailedError,
+    TurnInterrupted,
+    UsageReport,
+)
+from greenroom.testing import write_scripted_claude
+from tests.e2e.stage import Running, Stage
+
+SCHEMA = OutputSchema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+
+
+@attrs.frozen
+class Cli:
+    """One of the two, on a stage."""
+
+    name: str
+    stage: Stage
+
+    def prompt(self, lines: str) -> str:
+        """Return the prompt in the words of this CLI; scenes are written in those of the real one's model server."""
+        return lines if self.name == "real" else "\n".join(scripted(line) for line in lines.splitlines())
+
+
+def scripted(line: str) -> str:
+    word, _, rest = line.partition(" ")
+    if word == "BASH" and rest.startswith("sleep "):
+        return f"TOOL_SLEEP {rest.split()[1]}"
+    if word == "BASH":
+        return f'TOOL Bash {{"command": "{rest}"}} -> out'
+    if word == "ERROR":
+        return f"API_ERROR {rest}"
+    return line
+
+
+@pytest.fixture(params=["scripted", "real"])
+def cli(request: pytest.FixtureRequest, claude: str, tmp_path: pathlib.Path) -> Iterator[Cli]:
+    binary = claude if request.param == "real" else write_scripted_claude(tmp_path / "bin")
+    with Stage(tmp_path, binary, env={"GREENROOM_SCRIPTED_STATE": str(tmp_path / "state")}) as stage:
+        yield Cli(request.param, stage)
+
+
+def word(event: AgentEvent) -> str | None:
+    match event:
+        case RunStarted():
+            return "run"
+        case RunFinished():
+            return f"finished {event.exit_code}"
+        case SessionStarted():
+            return "session"
+        case AssistantText():
+            return "text " + re.sub(r"(?<=w0).*", " …", event.text)
+        case Reasoning():
+            return f"thinks {event.text}"
+        case ToolCall():
+            return f"call {event.tool}"
+        case ToolResult():
+            return f"result of {event.tool}: {event.exit_code}"
+        case UsageReport():
+            return "usage" if event.usage.increment_known else "usage?"
+        case ApprovalDenied():
+            return f"denied {event.kind}"
+        case SteerDelivered() | SteerConsumed() | SteerRejected():
+            return f"{type(event).__name__} {event.text}"
+        case ProviderError() | TurnInterrupted() | TransportDied() | TransportRestarted():
+            return type(event).__name__
+        case Lifecycle(kind="waiting"):
+            return None if "slot" in event.detail else f"waits: {event.detail.split(',')[0].split(' in ')[0]}"
+        case _:
+            return None
+
+
+def seen(running: Running, *, texts: bool = True) -> list[str]:
+    """Return what the caller saw, in words."""
+    said = [word(event) for event in running.events]
+    return [one for one in said if one is not None and (texts or not one.startswith("text "))]
+
+
+def end(running: Running) -> str:
+    """Return how the turn ended, in words."""
+    running.ended()
+    if running.error is not None:
+        kind = running.error.kind.value if isinstance(running.error, TurnFailedError) else ""
+        return f"{type(running.error).__name__} {kind}".strip()
+    turn, result = running.turn, running.turn.result
+    return " ".join(
+        (
+            "interrupted" if result.interrupted else "ended",
+            turn.continuity.value,
+            f"retries={turn.retries} restarts={turn.restarts}",
+            "known" if result.usage and result.usage.increment_known else "unknown",
+        )
+    )
+
+
+def plainly(cli: Cli, running: Running) -> None:
+    """Do nothing in the turn."""
+
+
+def interrupt(cli: Cli, running: Running) -> None:
+    running.wait_for(SessionStarted)
+    time.sleep(0.5)
+    running.session.interrupt()
+
+
+def interrupt_in_a_tool(cli: Cli, running: Running) -> None:
+    running.wait_for(ToolCall)
+    time.sleep(0.4)
+    running.session.interrupt()
+
+
+def steer_in_a_tool(cli: Cli, running: Running) -> None:
+    running.wait_for(ToolCall)
+    time.sleep(0.3)
+    running.session.steer("SAY steered")
+
+
+def steer_in_text(cli: Cli, running: Running) -> None:
+    running.wait_for(SessionStarted)
+    time.sleep(0.4)
+    running.session.steer("SAY steered")
+
+
+def kill(cli: Cli, running: Running) -> None:
+    running.wait_for(SessionStarted)
+    time.sleep(0.5)
+    cli.stage.kill()
+
+
+Act = Callable[[Cli, Running], None]
+PLAIN = "ended continued retries=0 restarts=0 known"
+STOPPED = "interrupted continued retries=0 restarts=0 known"
+IN_VAIN = "interrupted continued retries=0 restarts=0 unknown"
+DELIVERED, CONSUMED = "SteerDelivered SAY steered", "SteerConsumed SAY steered"
+TOOL = "call Bash", "result of Bash: 0"
+
+
+@attrs.frozen
+class Scene:
+    """A prompt, what is done in the turn, what the caller sees, and how it ends. `texts`: whether what the model says counts."""
+
+    lines: str
+    seen: tuple[str, ...]
+    end: str = PLAIN
+    act: Act = plainly
+    request: dict[str, Any] = attrs.field(factory=dict)
+    texts: bool = True
+
+
+SCENES = {
+    "says": Scene("SAY hi", ("text hi", "usage")),
+    "thinks": Scene("THINK hm\nSAY hi", ("thinks hm", "text hi", "usage")),
+    "says twice": Scene("SAY a\nSAY b", ("text a", "text b", "usage")),
+    "runs": Scene("SAY so\nBASH echo out\nSAY done", ("text so", *TOOL, "text done", "usage")),
+    "writes": Scene("WRITE f.txt text\nSAY done", ("call Write", "result of Write: None", "text done", "usage")),
+    "streams": Scene("SLOW 5 0.05 w", ("text w0 …", "usage")),
+    "structured": Scene(
+        'STRUCTURED {"n": 7}',
+        ("call StructuredOutput", "result of StructuredOutput: None", "usage"),
+        request={"output_schema": SCHEMA},
+    ),
+    "misses the schema": Scene("SAY no", ("usage",), "TurnFailedError schema", request={"output_schema": SCHEMA}, texts=False),
+    "overloaded once": Scene(
+        "ERROR 529 overloaded_error Overloaded 1\nSAY hi",
+        ("ProviderError", "usage", "waits: retry: 0.1 s", "text hi", "usage"),
+        "ended continued retries=1 restarts=0 known",
+    ),
+    "no credentials": Scene("ERROR 401 authentication_error nope", ("ProviderError", "usage"), "TurnFailedError auth"),
+    "too long": Scene(
+        "ERROR 400 invalid_request_error prompt is too long: 2 tokens > 1 maximum",
+        ("ProviderError", "usage"),
+        "TurnFailedError context_overflow",
+    ),
+    "interrupted in silence": Scene("HANG", ("TurnInterrupted", "usage?"), IN_VAIN, interrupt),
+    "interrupted in text": Scene("SLOW 50 0.1 w", ("text w0 …", "TurnInterrupted", "usage"), STOPPED, interrupt),
+    "interrupted in a tool": Scene(
+        "BASH sleep 2.9", ("call Bash", "result of Bash: None", "TurnInterrupted", "usage"), STOPPED, interrupt_in_a_tool
+    ),
+    "times out": Scene("HANG", ("usage?",), "TurnTimeoutError", request={"timeout": 2.0}),
+    "steered in a tool": Scene(
+        "BASH sleep 1.5\nSAY done", ("call Bash", DELIVERED, "result of Bash: 0", CONSUMED, "usage"), act=steer_in_a_tool, texts=False
+    ),
+    "steered in text": Scene("SLOW 15 0.1 w", (DELIVERED, "text w0 …", CONSUMED, "text steered", "usage"), act=steer_in_text),
+    "killed": Scene(
+        "SLEEP 2\nSAY done",
+        ("finished -9", "TransportDied", "waits: restart: 0 s", "run", "TransportRestarted", "session", "text done", "usage"),
+        "ended continued retries=0 restarts=1 unknown",
+        kill,
+    ),
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_scene(cli: Cli, scene: str) -> None:
+    it = SCENES[scene]
+    with cli.stage.session() as session:
+        running = cli.stage.begin(session, cli.prompt(it.lines), **it.request)
+        it.act(cli, running)
+        assert end(running) == it.end
+        assert seen(running, texts=it.texts) == ["run", "session", *it.seen]
+        after = cli.stage.begin(session, "SAY next")
+        assert end(after) == PLAIN
+        assert seen(after)[-2:] == ["text next", "usage"]
+
+
+def test_a_second_turn_and_a_release(cli: Cli) -> None:
+    with cli.stage.session() as session:
+        end(cli.stage.begin(session, "SAY one"))
+        two = cli.stage.begin(session, "SAY two")
+        assert (end(two), seen(two)) == (PLAIN, ["text two", "usage"])
+        session.release()
+        three = cli.stage.begin(session, "SAY three")
+        assert end(three) == PLAIN
+        assert [said for said in seen(three) if said != "finished 0"] == ["run", "session", "text three", "usage"]
+
+
+def test_a_refused_resume(cli: Cli) -> None:
+    with cli.stage.session(resume_id=str(uuid.uuid4())) as session:
+        running = cli.stage.begin(session, "SAY hi")
+        assert end(running) == "ended replaced retries=0 restarts=0 known"
+        assert seen(running) == ["run", "finished 1", "run", "session", "text hi", "usage"]
