@@ -1695,7 +1695,7 @@ class Server:
             self.notify("deprecationNotice", {"summary": f"{HYDRATION}omit `includeTurns`, then {HOW_TO_PAGE}", "details": None})
         return {
             "thread": conversation.thread_object(turns=turns, status=status),
-            "readState": {"firstUnread": None, "revision": new_uuid()},
+            "readState": conversation.read_state(),
         }
 
     def list_threads(self, request_id: Any, params: Frame) -> Frame:
