@@ -123,6 +123,9 @@ async def _events(reply: Reply, body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_start", message=_message(body, [], None, 1))
     if reply.cut:
         raise CutError
+    if reply.failed:
+        yield _event("error", error={"type": reply.error_type, "message": reply.message})
+        return
     for index, block in enumerate(reply.content):
         async for event in _piece_events(index, block) if isinstance(block, Pieces) else _block_events(index, block):
             yield event

@@ -28,7 +28,8 @@ class Pieces:
 class Reply:
     """One answer of the model. `content` are blocks of the Messages API, or `Pieces`; a `status` other than 200 makes it an error.
 
-    `delay_s` passes before the first byte; `hang` never ends, `cut` drops the connection after the beginning; `headers` go with an error.
+    `delay_s` passes before the first byte; `hang` never ends, `cut` drops the connection after the beginning; `headers` go with an error;
+    `failed` makes it an error within the stream, after its beginning.
     On the Responses side the blocks are translated: a text is a message, a thinking a reasoning summary, a tool_use a function call (or a
     custom tool call, if its input is {"input": text} and its name `apply_patch`).
     """
@@ -41,6 +42,7 @@ class Reply:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     hang: bool = False
     cut: bool = False
+    failed: bool = False
 
     @property
     def stop_reason(self) -> str:

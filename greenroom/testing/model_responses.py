@@ -21,7 +21,7 @@ _CONTEXT = re.compile(r"\s*(?:<[a-z_]+>|# AGENTS\.md instructions)")
 _RUNNING = re.compile(r"Process running with session ID (\d+)")
 _CALLS = frozenset(("function_call", "custom_tool_call", "local_shell_call"))
 _OUTPUTS = frozenset(("function_call_output", "custom_tool_call_output"))
-TOO_LONG = Reply(status=400, error_type="context_length_exceeded", message="Your input exceeds the context window of this model.")
+TOO_LONG = Reply(failed=True, error_type="context_length_exceeded", message="Your input exceeds the context window of this model.")
 
 
 def call(word: str, rest: str) -> Block:
@@ -116,6 +116,10 @@ async def _events(reply: Reply) -> AsyncIterator[bytes]:
     yield _event("response.created", response=response)
     if reply.cut:
         raise CutError
+    if reply.failed:
+        error = {"code": reply.error_type, "message": reply.message}
+        yield _event("response.failed", response={**response, "status": "failed", "error": error})
+        return
     for index, block in enumerate(reply.content):
         async for event in _block_events(index, block):
             yield event

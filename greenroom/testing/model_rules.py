@@ -14,7 +14,7 @@ from greenroom.testing import model_messages, model_responses
 from greenroom.testing.model_reply import Block, Pieces, Reply, Step, split, text_block
 
 _TOOL_WORDS = frozenset(("BASH", "ASK", "WRITE", "TOOL", "STRUCTURED"))
-_WORDS = _TOOL_WORDS | {"SAY", "THINK", "SLOW", "SLEEP", "HANG", "CUT", "TOO_LONG", "ERROR"}
+_WORDS = _TOOL_WORDS | {"SAY", "THINK", "SLOW", "SLEEP", "HANG", "CUT", "TOO_LONG", "ERROR", "FAILED"}
 _CONTINUE = "Continue from where you left off"
 
 
@@ -43,24 +43,26 @@ class Rules:
     def _reply(self, chunk: list[Step], *, responses: bool) -> Reply:
         reply = Reply()
         for word, rest in chunk:
-            if word == "ERROR":
+            if word in ("ERROR", "FAILED"):
                 error = self._error((word, rest))
                 if error:
                     return error
             else:
                 reply = _extended(reply, word, rest, responses=responses)
-        says = reply.blocks() or reply.status != 200 or reply.hang or reply.cut  # noqa: PLR2004
+        says = reply.blocks() or reply.status != 200 or reply.hang or reply.cut or reply.failed  # noqa: PLR2004
         return reply if says else _with(reply, text_block("done"))
 
     def _error(self, step: Step) -> Reply | None:
-        status, kind, message = split(step[1], 3)
+        """Return the error that a step gives, or None if it has been given often enough."""
+        failed = step[0] == "FAILED"
+        status, kind, message = ("200", *split(step[1], 2)) if failed else split(step[1], 3)
         found = re.fullmatch(r"(.*?)(?:\s+(\d+))?(?:\s+(\d+))?", message, re.DOTALL)
         text, times, retry_after = found.groups() if found else (message, None, None)
         self._errors[step] = self._errors.get(step, 0) + 1
         if times is not None and self._errors[step] > int(times):
             return None
         headers = {"retry-after": retry_after} if retry_after else {}
-        return Reply(status=int(status), error_type=kind, message=text, headers=headers)
+        return Reply(status=int(status), error_type=kind, message=text, headers=headers, failed=failed)
 
 
 def _extended(reply: Reply, word: str, rest: str, *, responses: bool) -> Reply:

@@ -12,6 +12,7 @@ resume.
 
     SAY text   THINK text   SLOW n interval_s [text]   SLEEP s   BASH command   WRITE path text   TOOL name {json}   STRUCTURED json
     HANG       CUT          TOO_LONG                   ERROR status type message [times] [retry_after_s]               ASK command
+    FAILED type message [times]     an error within the stream, after its beginning
 
 For Codex, BASH is a call of `exec_command` (and of `write_stdin` while it runs), WRITE one of `apply_patch` that adds a file, ASK an
 `exec_command` that asks to run outside of the sandbox, TOOL `namespace/name` an MCP tool, STRUCTURED a text; `type` of an ERROR is also
