@@ -44,7 +44,8 @@ A steer is played before the rest of the prompt that it joins. Commands that are
 an interrupt and a SIGKILL of the server, not its ordinary end.
 
 Threads are kept in GREENROOM_SCRIPTED_STATE (default `$CODEX_HOME/scripted`), one file of JSON lines each, locked by the process that
-has it open. GREENROOM_SCRIPTED_PLAN names a JSON file of things outside of turns; `greenroom.testing.scripted.Plan` writes it.
+has it open. GREENROOM_SCRIPTED_PLAN names a JSON file of things outside of turns; `greenroom.testing.scripted.Plan` writes it. A planned
+`version` below 0.171 makes it leave out the fields that 0.163.0 does not know.
 """
 
 # ruff: noqa: D102, D103 - a script: its face is the table above; its functions are named for what they do
@@ -94,6 +95,8 @@ SANDBOXES: Frame = {
 APPROVALS = ("untrusted", "on-request", "granular", "never")
 TOKEN_FIELDS = ("totalTokens", "inputTokens", "cachedInputTokens", "cacheWriteInputTokens", "outputTokens", "reasoningOutputTokens")
 LIMIT_FIELDS = ("limitName", "normalModelSlug", "primary", "secondary", "credits", "individualLimit", "spendControlReached", "planType")
+OLDER_LACKS = frozenset(("contentTokenCount", "attachedToThreadId"))
+OLDER_ITEM_LACKS = frozenset(("startedAtMs", "completedAtMs", "moderation"))
 INPUT_LIMIT_CHARS = 1 << 20
 FLOOD_BUFFER_BYTES = 1 << 20
 KILL_LINE_FOREVER = 1 << 30
@@ -166,8 +169,8 @@ def leading_json(rest: str) -> tuple[Any, str]:
 
 def with_output(rest: str) -> tuple[str, str | None]:
     """Split `what -> output`; without an arrow there is no output."""
-    what, arrow, output = rest.partition(" -> ")
-    return what.strip(), unescaped(output) if arrow else None
+    what, arrow, output = (rest + " ").partition(" -> ")
+    return what.strip(), unescaped(output.rstrip()) if arrow else None
 
 
 def counted(text: str) -> tuple[str, int | None]:
@@ -209,6 +212,20 @@ def log_error(text: str) -> None:
     write_stderr(f"\x1b[2m{time.strftime('%Y-%m-%dT%H:%M:%S')}Z\x1b[0m \x1b[31mERROR\x1b[0m {text}\n".encode())
 
 
+def version_of(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def as_older(value: Any) -> Any:
+    """Return a frame as codex-cli 0.163.0 writes it: it knows a few fields less."""
+    if isinstance(value, list):
+        return [as_older(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    unknown = OLDER_ITEM_LACKS if "type" in value else OLDER_LACKS
+    return {key: as_older(inner) for key, inner in value.items() if key not in unknown}
+
+
 def merged(base: Frame, more: Frame) -> Frame:
     return {**base, **{key: value for key, value in more.items() if value is not None}}
 
@@ -246,7 +263,8 @@ class Plan:
 class Output:
     """Standard output: buffered without a bound, so that an unread pipe stops no conversation but one that floods."""
 
-    def __init__(self, kill_after: int) -> None:
+    def __init__(self, kill_after: int, *, older: bool = False) -> None:
+        self.older = older
         self.buffer = bytearray()
         self.lines_left = kill_after or KILL_LINE_FOREVER
         self.closed = False
@@ -255,7 +273,7 @@ class Output:
             os.set_blocking(1, False)
 
     def frame(self, frame: Frame) -> None:
-        self.raw(encode(frame))
+        self.raw(encode(as_older(frame) if self.older else frame))
 
     def raw(self, data: bytes) -> None:
         if self.closed:
@@ -1419,7 +1437,7 @@ class Server:
         os.makedirs(self.state, mode=0o700, exist_ok=True)  # noqa: PTH103
         self.plan = Plan(self.state)
         self.version = str(self.plan.get("version", VERSION))
-        self.out = Output(self.kill_line())
+        self.out = Output(self.kill_line(), older=version_of(self.version) < (0, 171))
         self.threads: dict[str, Conversation] = {}
         self.answers: dict[int, Frame | None] = {}
         self.asked = 0

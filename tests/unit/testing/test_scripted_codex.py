@@ -661,3 +661,13 @@ def test_a_plan_can_kill_the_server_after_a_line(tmp_path):
     with planned(tmp_path, kill_after_line=6) as peer:
         peer.begin()
         assert peer.said(peer.thread(), "SAY y") == "y"
+
+
+def test_an_older_version_knows_fewer_fields(tmp_path):
+    with planned(tmp_path, version="0.163.0") as peer:
+        assert "/0.163.0 " in peer.begin()["userAgent"]
+        thread = peer.thread()
+        peer.start(thread, "SAY x")
+        params = peer.until("item/completed")
+        assert list(params) == ["item", "threadId", "turnId", "completedAtMs"]
+        assert list(params["item"]) == ["type", "id", "clientId", "content"]
