@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 import attrs
 
-
 _ALWAYS = 1 << 30
 
 
