@@ -662,8 +662,8 @@ class Turn:
         if late != "reply":
             self.reply()
         self.crash_at("reply")
-        if "slow_start" in self.ahead:
-            yield time.monotonic() + float(self.ahead["slow_start"]), None
+        # Codex starts a turn some 10 ms after its reply: what was sent behind turn/start is taken first
+        yield time.monotonic() + float(self.ahead.get("slow_start", 0)), None
         if not self.store.meta:
             self.store.add("meta", meta=self.conversation.settings)
         self.store.close_cut_call()
@@ -680,6 +680,7 @@ class Turn:
         if late != "items":
             self.take(goes_on=failed)
         self.crash_at("input")
+        self.fold()
 
     def reply(self) -> None:
         named = new_uuid() if "dead_turn" in self.ahead else self.id
@@ -1767,9 +1768,9 @@ class Server:
         if conversation.turn is None:
             conversation.run(Turn(conversation, message, request_id))
             return None
-        # a busy thread takes the input into its turn; before that turn has started, the id in the answer is of a turn that never lives
+        # a busy thread takes the input into its turn, also one that has not started yet
         conversation.steers.append(message)
-        return {"turn": turn_object(conversation.turn.id if conversation.turn.started else new_uuid())}
+        return {"turn": turn_object(conversation.turn.id)}
 
     def check_size(self, content: list[Frame]) -> None:
         size = len(text_of(content))
@@ -1798,7 +1799,7 @@ class Server:
             raise RpcError("input must not be empty")
         self.check_size(content)
         turn = conversation.turn
-        if not turn or not turn.started:
+        if not turn:
             raise RpcError("no active turn to steer")
         if turn.id != wanted:
             raise RpcError(f"expected active turn id `{wanted}` but found `{turn.id}`")

@@ -343,6 +343,18 @@ def test_a_turn_that_is_started_on_a_busy_thread_is_a_steer(peer):
     assert peer.end(thread)["items"][-1]["text"] == "second"
 
 
+def test_what_is_sent_before_the_turn_has_started_joins_it(peer):
+    thread = peer.thread()
+    line = {"id": 80, "method": "turn/start", "params": {"threadId": thread, "input": [{"type": "text", "text": "SAY a"}]}}
+    peer.raw(json.dumps(line).encode() + b"\n" + json.dumps({**line, "id": 81}).encode() + b"\n")
+    assert peer.reply(80)["result"] == peer.reply(81)["result"]
+    peer.end(thread)
+    turn = peer.start(thread, "SLOW_START 0.2\nSAY b")
+    assert peer.steer(thread, turn, "SAY steered", "c2") == {"turnId": turn}
+    assert peer.end(thread)["items"][-1]["text"] == "b"
+    assert user_texts(peer, thread) == ["SAY a", "SAY a", "SLOW_START 0.2\nSAY b", "SAY steered"]
+
+
 def test_a_steer_can_be_accepted_and_lost(peer):
     thread = peer.thread()
     turn = peer.start(thread, "LOSE_STEER\nSLEEP 0.3\nSAY end")
