@@ -1,10 +1,13 @@
-"""How tests, demos and examples start the scripted Claude CLI, plan its faults, and look at what its "model" saw.
+"""How tests, demos and examples start the scripted CLIs, plan their faults, and look at what their "models" saw.
 
     binary = write_scripted_claude(tmp_path)            # an executable named `claude`: put it on PATH, or give it as `binary=`
+    binary = write_scripted_codex(tmp_path)             # one named `codex`, for `codex app-server`
     env = Plan(in_use_times=1).env(tmp_path)            # faults outside of turns; those in a turn are directives in its prompt
     history(tmp_path / "state", conversation_id)        # what the model saw, whatever was killed in between
+    codex_history(tmp_path / "state", thread_id)
 
-The words that a prompt may contain are in the docstring of `greenroom.testing.scripted_claude`. Any thread; Linux and macOS.
+The words that a prompt may contain are in the docstrings of `greenroom.testing.scripted_claude` and `scripted_codex`; for Codex
+`greenroom.testing.codex_script.CodexScript` writes them. Any thread; Linux and macOS.
 """
 
 from __future__ import annotations
@@ -45,6 +48,19 @@ def write_replayed_claude(directory: pathlib.Path | str, recording: pathlib.Path
     return _write(pathlib.Path(directory) / name, _launch("replay_claude", str(pathlib.Path(recording).absolute())))
 
 
+def scripted_codex_argv() -> tuple[str, ...]:
+    """Return the command that stands for `codex`; append `app-server`, or `--version`."""
+    return (sys.executable, *_PYTHON_FLAGS, "-c", _launch("scripted_codex"))
+
+
+def write_scripted_codex(directory: pathlib.Path | str, name: str = "codex") -> pathlib.Path:
+    """Write an executable that behaves as `codex app-server` does, and return its path. The directory is made if it is missing.
+
+    Its threads are kept in GREENROOM_SCRIPTED_STATE, else in `$CODEX_HOME/scripted`; CODEX_HOME must exist, as the real one asks.
+    """
+    return _write(pathlib.Path(directory) / name, _launch("scripted_codex"))
+
+
 def _launch(module: str, *arguments: str) -> str:
     """Return the code that runs a script of this folder, with arguments put before those of the command."""
     before = f"sys.argv[1:1] = {list(arguments)!r}; " if arguments else ""
@@ -68,11 +84,16 @@ def _wrapper(code: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """Things that the scripted CLI does before and between turns. Fields left alone change nothing.
+    """Things that a scripted CLI does before and between turns. Fields left alone change nothing.
 
     Those that count (`*_times`, and where True or a number is taken) are counted over all processes that share a state directory:
     `die_at_start=2` lets the first two starts die, True all of them. Times are in seconds, sizes in bytes. The first `kill_times`
     processes are killed (SIGKILL) after they wrote line number `kill_after_line`, or read `die_after_input_bytes`.
+
+    Codex alone: `echo_wrong_sandbox` and `echo_wrong_approvals` are what thread/start and thread/resume say instead of what was asked;
+    `resume_error` refuses thread/resume with that text (`{id}` is the thread), `resume_error_times` times; `overload_times` refuses
+    turn/start; the next request of each method in `no_reply` gets no reply; `ask_always` asks under the policy `never` too. Claude
+    alone: `resume_as`, `unprompted_between`, `pause_after_turn_s`, `transcript_delay_s`.
     """
 
     version: str | None = None
@@ -94,6 +115,13 @@ class Plan:
     exit_delay_s: float = 0.0
     stop_reading: bool = False
     die_after_input_bytes: int = 0
+    echo_wrong_sandbox: str | None = None
+    echo_wrong_approvals: str | None = None
+    resume_error: str | None = None
+    resume_error_times: bool | int = 0
+    overload_times: bool | int = 0
+    no_reply: tuple[str, ...] = ()
+    ask_always: bool = False
 
     def write(self, path: pathlib.Path | str) -> pathlib.Path:
         """Write the plan as a file for GREENROOM_SCRIPTED_PLAN, and return its path."""
@@ -128,6 +156,20 @@ def history(state_dir: pathlib.Path | str, session_id: str) -> tuple[Seen, ...]:
     return tuple(one for one in seen if one is not None)
 
 
+def codex_history(state_dir: pathlib.Path | str, thread_id: str) -> tuple[Seen, ...]:
+    """Return what the model saw in a thread of the scripted Codex, in order, or nothing if the thread never had a turn.
+
+    `input: []` is not there, as Codex sends nothing for it; half texts are not there either. An interrupt is `<turn_aborted>`.
+    """
+    seen = (_codex_seen(record) for record in _records(pathlib.Path(state_dir) / f"{thread_id}.jsonl"))
+    return tuple(one for one in seen if one is not None)
+
+
+def codex_requests(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
+    """Return the requests that scripted Codex processes got, in order: pid, at (Unix time), method, params."""
+    return tuple(_records(pathlib.Path(state_dir) / "requests.log"))
+
+
 def prompts_seen(state_dir: pathlib.Path | str, session_id: str) -> tuple[str, ...]:
     """Return the texts of the user messages that the model saw: a prompt that is there twice was sent twice."""
     return tuple(one.text for one in history(state_dir, session_id) if one.role == "user")
@@ -156,6 +198,20 @@ def _records(path: pathlib.Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _codex_seen(record: dict[str, Any]) -> Seen | None:
+    match record["k"]:
+        case "prompt" | "go_on" | "marker":
+            return Seen(role="user", text=record["text"])
+        case "item" if record["item"]["type"] == "agentMessage":
+            return Seen(role="assistant", text=record["item"]["text"])
+        case "call":
+            return Seen(role="tool_use", text=json.dumps(record["input"]), tool=record["name"])
+        case "output":
+            return Seen(role="tool_result", text=record["content"])
+        case _:
+            return None
 
 
 def _seen(record: dict[str, Any]) -> Seen | None:

@@ -10,10 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 
 import pytest
 
 from greenroom.testing.model_server import ModelServer, Reply, text_block
+
+from .codex_peer import CodexPeer
 
 
 def ask(server, *messages, stream=False, timeout=5):
@@ -207,3 +210,170 @@ def test_the_real_claude_code_runs_against_it(tmp_path):
         assert [text for role, text in seen if role == "user"][:2] == ["SAY one", "THINK hm\nBASH echo hi\nSAY two"]
         assert sum("echo again" in text for role, text in seen if role == "tool_use") == 1
         assert ("tool_result", "hi") in seen
+
+
+# --- the Responses API ---
+
+
+def stream(server, *items, timeout=5):
+    """Ask as Codex does; return the status and the events, or the error."""
+    host = server.url.removeprefix("http://")
+    connection = http.client.HTTPConnection(host, timeout=timeout)
+    try:
+        body = {"model": "gpt-5.5", "instructions": "x", "input": list(items), "stream": True}
+        connection.request("POST", "/v1/responses", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+    finally:
+        connection.close()
+    if answer.status != 200:
+        return answer.status, json.loads(text), dict(answer.getheaders())
+    return 200, [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")], {}
+
+
+def asked(text):
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+def function(name="exec_command"):
+    return {"type": "function_call", "call_id": "c", "name": name, "arguments": "{}"}
+
+
+def output(text="ok"):
+    return {"type": "function_call_output", "call_id": "c", "output": text}
+
+
+def done(server, *items):
+    """The output items of an answer."""
+    status, events, _ = stream(server, *items)
+    assert status == 200, events
+    return [event["item"] for event in events if event["type"] == "response.output_item.done"]
+
+
+def spoken(server, *items):
+    return [item["content"][0]["text"] for item in done(server, *items) if item["type"] == "message"]
+
+
+def test_responses_are_streamed_with_usage(server):
+    _, events, _ = stream(server, asked("THINK hm\nSAY one\nSLOW 2 0.01"))
+    kinds = [event["type"] for event in events]
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert kinds.count("response.output_text.delta") == 3
+    assert "response.reasoning_summary_text.delta" in kinds
+    usage = events[-1]["response"]["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+
+def test_responses_call_the_tools_of_codex(server):
+    items = done(server, asked("BASH ls")) + done(server, asked("ASK rm x")) + done(server, asked("WRITE a.txt one\\ntwo"))
+    assert [(item["type"], item["name"]) for item in items] == [
+        ("function_call", "exec_command"),
+        ("function_call", "exec_command"),
+        ("custom_tool_call", "apply_patch"),
+    ]
+    assert json.loads(items[1]["arguments"])["sandbox_permissions"] == "require_escalated"
+    assert items[2]["input"] == "*** Begin Patch\n*** Add File: a.txt\n+one\n+two\n*** End Patch"
+    mcp = done(server, asked('TOOL mcp__echo/ping {"x": 1}'))[0]
+    assert (mcp["namespace"], mcp["name"], mcp["arguments"]) == ("mcp__echo", "ping", '{"x": 1}')
+
+
+def test_responses_go_on_behind_what_was_done_already(server):
+    prompt = asked("BASH a\nBASH b\nSAY end")
+    assert json.loads(done(server, prompt, function(), output())[0]["arguments"])["cmd"] == "b"
+    assert spoken(server, prompt, function(), output(), function(), output()) == ["end"]
+    assert spoken(server, prompt, function(), output(), function(), output("aborted"), asked("Continue from where you left off.")) == [
+        "end"
+    ]
+    assert spoken(server, prompt, function(), output(), asked("SAY steered")) == ["steered"]
+    assert spoken(server, asked("SAY hi"), asked("<environment_context>\n</environment_context>")) == ["hi"]
+    assert spoken(server, asked('STRUCTURED {"a": 1}')) == ['{"a": 1}']
+
+
+def test_a_command_that_still_runs_is_waited_for(server):
+    prompt = asked("BASH sleep 20\nSAY end")
+    waits = done(server, prompt, function(), output("Process running with session ID 7"))[0]
+    assert (waits["name"], json.loads(waits["arguments"])["session_id"]) == ("write_stdin", 7)
+    more = (function("write_stdin"), output("Process exited with code 0"))
+    assert spoken(server, prompt, function(), output("Process running with session ID 7"), *more) == ["end"]
+
+
+def test_responses_fail_before_and_within_the_stream(server):
+    prompt = asked("ERROR 429 slow_down too fast 1 3\nSAY end")
+    status, error, headers = stream(server, prompt)
+    assert (status, error["error"]["code"], headers["retry-after"]) == (429, "slow_down", "3")
+    assert spoken(server, prompt) == ["end"]
+    assert stream(server, asked("FAILED insufficient_quota used up"))[1][-1]["response"]["error"]["code"] == "insufficient_quota"
+    assert stream(server, asked("TOO_LONG"))[1][-1]["response"]["error"]["code"] == "context_length_exceeded"
+    with pytest.raises(http.client.IncompleteRead):
+        stream(server, asked("CUT"))
+
+
+def test_what_a_responses_model_was_shown_is_told_without_what_codex_adds():
+    with ModelServer() as server:
+        context = asked("<environment_context>x</environment_context>")
+        developer = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be good"}]}
+        said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+        stream(server, developer, context, asked("SAY hi"), said, function(), output("done"), asked("next"))
+        assert server.seen(0) == (
+            ("user", "SAY hi"),
+            ("assistant", "hi"),
+            ("tool_use", "exec_command {}"),
+            ("tool_result", "done"),
+            ("user", "next"),
+        )
+
+
+def test_codex_gets_a_home_of_its_own(tmp_path):
+    with ModelServer() as server:
+        env = server.codex_env(tmp_path, extra='[shell_environment_policy]\ninherit = "core"\n')
+        config = tomllib.loads((tmp_path / "codex" / "config.toml").read_text())
+        assert env["CODEX_HOME"] == str(tmp_path / "codex")
+        provider = config["model_providers"]["scripted"]
+        assert (provider["base_url"], provider["request_max_retries"]) == (server.url + "/v1", 0)
+        assert provider["env_key"] in env
+        assert config["shell_environment_policy"] == {"inherit": "core"}
+        server.codex_env(tmp_path, retries=None)
+        assert "max_retries" not in (tmp_path / "codex" / "config.toml").read_text()
+
+
+def real_codex():
+    spec = importlib.util.find_spec("codex_cli_bin")
+    bundled = pathlib.Path(spec.origin).parent / "bin" / "codex" if spec and spec.origin else None
+    return str(bundled) if bundled and bundled.exists() else shutil.which("codex")
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(real_codex() is None, reason="Codex is not installed")
+def test_the_real_codex_runs_against_it(tmp_path):
+    with ModelServer() as server:
+        env = server.codex_env(tmp_path)
+        with CodexPeer(tmp_path, argv=(real_codex(),), env=env) as peer:
+            peer.begin()
+            thread = peer.thread()
+            assert peer.said(thread, "SAY one") == "one"
+            assert peer.said(thread, "THINK hm\nBASH echo hi\nSAY two") == "two"
+            assert peer.turn(thread, "BASH echo x >> ran\nERROR 500 server_error boom 1\nSAY three")["status"] == "failed"
+            assert peer.turn(thread, [])["items"][-1]["text"] == "three"
+            assert (tmp_path / "ran").read_text() == "x\n"
+            assert server.requests[-1]["input"] == server.requests[-2]["input"]
+            turn = peer.start(thread, "BASH sleep 1; echo x\nSAY never")
+            peer.item("commandExecution", "item/started")
+            peer.steer(thread, turn, "SAY steered")
+            assert peer.end(thread)["items"][-1]["text"] == "steered"
+            turn = peer.start(thread, "SLOW 100 0.1")
+            peer.until("item/agentMessage/delta")
+            assert peer.call("turn/interrupt", threadId=thread, turnId=turn) == {}
+            assert peer.end(thread)["status"] == "interrupted"
+            assert peer.turn(thread, "ERROR 429 rate_limit_exceeded slow down")["error"]["codexErrorInfo"] == {
+                "responseTooManyFailedAttempts": {"httpStatusCode": 429}
+            }
+            peer.start(thread, "BASH echo y >> ran\nHANG", "c9")
+            peer.item("commandExecution")
+            peer.kill()
+        with CodexPeer(tmp_path, argv=(real_codex(),), env=env) as peer:
+            peer.begin()
+            last = peer.call("thread/resume", threadId=thread)["thread"]["turns"][-1]
+            assert (last["status"], last["items"][0]["clientId"]) == ("interrupted", "c9")
+            assert peer.said(thread, "Continue from where you left off.\nSAY on") == "on"
+            assert (tmp_path / "ran").read_text() == "x\ny\n"
+        assert server.failures == []
