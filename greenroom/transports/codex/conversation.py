@@ -30,7 +30,7 @@ DELTAS = (
 QUIET = frozenset(
     {
         *DELTAS,
-        *("thread/started", "thread/status/changed", "thread/readState/changed", "thread/goal/cleared", "thread/goal/updated"),
+        *("thread/started", "thread/readState/changed", "thread/goal/cleared", "thread/goal/updated"),
         *("thread/settings/updated", "thread/name/updated", "thread/archived", "thread/unarchived", "thread/compacted"),
         *("thread/queue/changed", "thread/prediction/updated", "thread/environment/connected", "thread/environment/disconnected"),
         *("turn/plan/updated", "turn/moderationMetadata", "serverRequest/resolved", "hook/started", "hook/completed"),
@@ -53,6 +53,7 @@ class Conversation:
         self._handlers: dict[str, _Handler] = {
             "turn/started": self.turns.turn_started,
             "turn/completed": self.turns.turn_completed,
+            "thread/status/changed": self.turns.status_changed,
             "item/started": self.turns.item_started,
             "item/completed": self.turns.item_completed,
             "thread/tokenUsage/updated": self.turns.token_usage,

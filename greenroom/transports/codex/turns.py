@@ -308,6 +308,7 @@ class Turns:
         if error is None or turn is None or turn.receipt != pending.subject or turn.stop is None:
             return
         if turn.line_lost:
+            self.active = None
             verdict = self._end(turn)
             yield from self._reject_steers(turn, "the turn has ended")
             yield from verdict.stopped()
@@ -381,6 +382,12 @@ class Turns:
         yield ProviderError(Failure.of(error).text)
 
     # --- end -----------------------------------------------------------------------------------------------------------
+
+    def status_changed(self, fields: Frame, now_s: float) -> Iterator[Output]:
+        """The thread is busy, or idle again: then no turn runs, even if the line with its end was lost."""
+        if obj(fields.get("status")).get("type") in {"idle", "systemError"}:
+            self.active = None
+            yield from self.write(now_s)
 
     def turn_completed(self, fields: Frame, now_s: float) -> Iterator[Output]:
         """A turn of the thread has ended: ours, or another."""

@@ -57,9 +57,7 @@ def launch(
         reasoning_effort=effort,
     )
     flags = Flags(key=None, mcp_servers=servers)
-    return LaunchSpec(
-        spec=spec, flags=flags, incarnation=1, mark=mark, resume_id=resume, previous_usage=previous, after_death=after_death
-    )
+    return LaunchSpec(spec=spec, flags=flags, incarnation=1, mark=mark, resume_id=resume, previous_usage=previous, after_death=after_death)
 
 
 def attempt(receipt: str = R1, prompt: str = "prompt", **fields: Any) -> Attempt:
@@ -70,7 +68,14 @@ def attempt(receipt: str = R1, prompt: str = "prompt", **fields: Any) -> Attempt
 def opened(thread: str = T1, mode: NativeMode = NativeMode.BYPASS, **fields: Any) -> dict[str, Any]:
     sandbox, approvals = _ECHO[mode]
     row = {"id": thread, "status": {"type": "idle"}, "turns": []}
-    base = {"thread": row, "model": "m", "modelProvider": "p", "sandbox": {"type": sandbox}, "approvalPolicy": approvals, "reasoningEffort": None}
+    base = {
+        "thread": row,
+        "model": "m",
+        "modelProvider": "p",
+        "sandbox": {"type": sandbox},
+        "approvalPolicy": approvals,
+        "reasoningEffort": None,
+    }
     return {**base, **fields}
 
 
@@ -118,7 +123,13 @@ def ends(turn: str, status: str = "completed", text: str | None = None, thread: 
 
 
 def total(turn: str, tokens_in: int, cached: int = 0, out: int = 0, thread: str = T1, last: int = 100) -> dict[str, Any]:
-    row = {"inputTokens": tokens_in, "cachedInputTokens": cached, "cacheWriteInputTokens": 0, "outputTokens": out, "reasoningOutputTokens": 0}
+    row = {
+        "inputTokens": tokens_in,
+        "cachedInputTokens": cached,
+        "cacheWriteInputTokens": 0,
+        "outputTokens": out,
+        "reasoningOutputTokens": 0,
+    }
     return note("thread/tokenUsage/updated", thread, turnId=turn, tokenUsage={"total": row, "last": {"inputTokens": last}})
 
 
@@ -128,7 +139,10 @@ def asks(method: str, request_id: Any = 0, thread: str = T1, **fields: Any) -> d
 
 def limits(used: float, **fields: Any) -> dict[str, Any]:
     window = {"usedPercent": used, "windowDurationMins": 300, "resetsAt": 1_796_061_843}
-    return {"method": "account/rateLimits/updated", "params": {"rateLimits": {"limitId": "codex", "primary": window, "secondary": None, **fields}}}
+    return {
+        "method": "account/rateLimits/updated",
+        "params": {"rateLimits": {"limitId": "codex", "primary": window, "secondary": None, **fields}},
+    }
 
 
 class Server:
@@ -154,13 +168,13 @@ class Server:
     def attach(self, key: str = "a", spec: LaunchSpec | None = None) -> list[Output]:
         return self.keep(self.codec.attach(key, spec or launch(), self.now_s))
 
-    def attached(self, key: str = "a", thread: str = T1, spec: LaunchSpec | None = None, **reply: Any) -> Server:
+    def attached(self, key: str = "a", thread: str = T1, spec: LaunchSpec | None = None, reply: Any = None) -> Server:
         if not self.of(Ready, bare=True):
             self.ready()
         spec = spec or launch()
         self.attach(key, spec)
         method = "thread/start" if spec.resume_id is None else "thread/resume"
-        self.reply(method, {**opened(thread, spec.spec.permissions.mode), **reply})
+        self.reply(method, reply or opened(thread, spec.spec.permissions.mode))
         assert self.of(Ready, key=key)
         return self
 
