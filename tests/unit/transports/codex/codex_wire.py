@@ -50,7 +50,7 @@ def launch(
     mark: str = "r/h/2",
 ) -> LaunchSpec:
     spec = ConversationSpec(
-        cwd=pathlib.Path("/work"),
+        cwd=pathlib.Path("/project"),
         permissions=NativePermissions(mode, roots, network),
         approvals=approvals,
         model=model,
@@ -113,7 +113,7 @@ def says(turn: str, text: str, thread: str = T1, **fields: Any) -> dict[str, Any
 
 
 def command(turn: str, item_id: str = "c1", *, done: bool = False, thread: str = T1, **fields: Any) -> dict[str, Any]:
-    row = {"type": "commandExecution", "id": item_id, "command": "ls", "cwd": "/work", "status": "inProgress", **fields}
+    row = {"type": "commandExecution", "id": item_id, "command": "ls", "cwd": "/project", "status": "inProgress", **fields}
     return item(turn, row, thread, done=done)
 
 
@@ -122,7 +122,7 @@ def ends(turn: str, status: str = "completed", text: str | None = None, thread: 
     return note("turn/completed", thread, turn={"id": turn, "status": status, "items": items, "error": error, "durationMs": 7})
 
 
-def total(turn: str, tokens_in: int, cached: int = 0, out: int = 0, thread: str = T1, last: int = 100) -> dict[str, Any]:
+def total(turn: str, tokens_in: int, cached: int = 0, out: int = 0, *, thread: str = T1, last: int = 100) -> dict[str, Any]:
     row = {
         "inputTokens": tokens_in,
         "cachedInputTokens": cached,

@@ -757,8 +757,8 @@ LEAVE = [
 
 
 @pytest.mark.parametrize(("method", "fields", "kind", "answer", "cancel"), LEAVE)
-def test_leave_is_denied_and_the_turn_goes_on(server: Server, method: str, fields: dict, kind: str, answer: dict, cancel: dict) -> None:
-    server.running()
+def test_leave_is_denied_and_the_turn_goes_on(method: str, fields: dict, kind: str, answer: dict, cancel: dict) -> None:
+    server = Server().attached().running()
     server.feed(asks(method, 0, **fields))
     assert server.answered() == [{"id": 0, "result": answer}]
     assert [event.kind for event in server.of(ApprovalDenied)] == [kind]

@@ -27,7 +27,7 @@ def test_permissions(mode: NativeMode, sandbox: str, approvals: str, policy: dic
 
 def test_roots_and_the_network_are_the_turns() -> None:
     policy = params.turn_start(launch(M.WORKSPACE_WRITE, roots=("out", "/abs"), network=True), "t", "hi")["sandboxPolicy"]
-    assert policy == {"type": "workspaceWrite", "writableRoots": ["/work/out", "/abs"], "networkAccess": True}
+    assert policy == {"type": "workspaceWrite", "writableRoots": ["/project/out", "/abs"], "networkAccess": True}
     assert "writableRoots" not in params.sandbox_policy(launch(M.BYPASS, roots=("/abs",), network=True))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 
 import pytest
 from codex_wire import FIXTURES, VERSIONS, Recording
 
-from greenroom.errors import SessionResumeError, TurnFailedError
+from greenroom.errors import SessionResumeError, SessionStateError, TurnFailedError
 from greenroom.events import (
     ApprovalDenied,
     AssistantText,
@@ -190,10 +191,8 @@ def test_frames_in_any_order_never_raise(seed: int) -> None:
         if row["d"] == "act":
             if row["f"][0] == "start" and not played.of(Ready, key=row["f"][1]):
                 continue
-            try:
+            with contextlib.suppress(SessionStateError):  # misuse by this shuffled driver
                 played._act(*row["f"][:-1], **row["f"][-1])
-            except Exception as error:  # noqa: BLE001 - only misuse by this shuffled driver may be refused
-                assert type(error).__name__ == "SessionStateError"
         for frame in [row["f"]] if row["d"] == "out" else []:
             played.feed(frame)
         for frame in chance.sample(frames, 3):

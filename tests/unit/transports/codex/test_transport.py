@@ -7,6 +7,7 @@ from codex_wire import launch
 from greenroom import Agent, CodexAppServerTransport
 from greenroom.errors import CliCheckError, CliNotFoundError, McpConfigError, ProviderCapabilityError, SchemaDialectError
 from greenroom.model import (
+    ApprovalPolicy,
     ConversationSpec,
     NativeMode,
     NativePermissions,
@@ -16,7 +17,6 @@ from greenroom.model import (
     TransportKind,
     TurnRequest,
 )
-from greenroom.model import ApprovalPolicy
 from greenroom.transports.base import SharedTransport, StreamTransport
 from greenroom.transports.catalog import transport_for
 from greenroom.transports.codex import binary
@@ -88,7 +88,7 @@ def test_a_binary_that_will_not_do(tmp_path, says: str, needle: str) -> None:
 
 def test_a_binary_that_does_not_answer(tmp_path) -> None:
     path = program(tmp_path, "exec sleep 30")
-    with pytest.raises(CliCheckError, match="did not answer within 0.2 s"):
+    with pytest.raises(CliCheckError, match=r"did not answer within 0\.2 s"):
         CodexAppServerTransport(env={"PATH": "/usr/bin:/bin"}, binary=path, check_timeout=0.2).check()
 
 
