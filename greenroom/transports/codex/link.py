@@ -91,7 +91,7 @@ class CodexLinkCodec:
     def oversized(self, size: int, now_s: float) -> list[Output]:
         """Fail every open attempt: whose line it was cannot be known. Their turns are stopped; the next ones run in the same process."""
         what = f"a line of {size} bytes is longer than the limit of {self._config.max_line_bytes} bytes"
-        return [output for key, conv in list(self._conversations.items()) for output in _to(key, conv.turns.line_lost(what, now_s))]
+        return [output for key, conv in list(self._conversations.items()) for output in _to(key, conv.line_lost(what, now_s))]
 
     def attach(self, key: str, launch: LaunchSpec, now_s: float) -> list[Output]:
         """Open (or resume) a conversation, at once or when the handshake is done."""

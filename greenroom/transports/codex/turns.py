@@ -55,6 +55,7 @@ class Turns:
         self._owner = owner
         self._effort_sent = False
         self._named = False
+        self._taken: set[str] = set()
         self._ledger = Ledger(fresh=launch.resume_id is None, previous=launch.previous_usage, after_death=launch.after_death)
 
     @property
@@ -75,6 +76,7 @@ class Turns:
     def start_turn(self, attempt: Attempt, now_s: float) -> Iterator[Output]:
         """Begin an attempt, unless the history shows that it was taken before the death."""
         if attempt.probe and attempt.receipt in self.history.receipts:
+            self._taken.add(attempt.turn_id)
             yield AttemptSwallowed(attempt.turn_id)
             return
         self.open = OpenAttempt(attempt=attempt)
@@ -96,7 +98,8 @@ class Turns:
     def _prompt_of(self, attempt: Attempt) -> str | None:
         """Return what an attempt sends; None asks the model again with the history as it is, which shows it nothing twice."""
         prompt = attempt.request.prompt
-        if attempt.how is How.PROMPT or not self.history.shows(prompt):
+        is_taken = attempt.turn_id in self._taken or self.history.shows(prompt)
+        if attempt.how is How.PROMPT or not is_taken:
             return prompt
         return None if self.history.is_cut else params.CONTINUE_TEXT
 
@@ -215,7 +218,7 @@ class Turns:
         if turn is None or not turn.written or not client_id:
             return
         if client_id == turn.receipt:
-            turn.seen = True
+            self._taken.add(turn.turn_id)
             if turn.wire_turn != wire_turn or not turn.started:
                 turn.wire_turn = wire_turn
                 yield from self._begun(turn, now_s)

@@ -62,7 +62,8 @@ def launch(
 
 def attempt(receipt: str = R1, prompt: str = "prompt", **fields: Any) -> Attempt:
     request = fields.pop("request", None) or TurnRequest(prompt)
-    return Attempt(turn_id=f"turn of {receipt}", request=request, how=fields.pop("how", How.PROMPT), receipt=receipt, **fields)
+    turn_id = fields.pop("turn_id", f"turn of {receipt}")
+    return Attempt(turn_id=turn_id, request=request, how=fields.pop("how", How.PROMPT), receipt=receipt, **fields)
 
 
 def opened(thread: str = T1, mode: NativeMode = NativeMode.BYPASS, **fields: Any) -> dict[str, Any]:

@@ -495,6 +495,14 @@ def test_a_retry_in_the_same_process(server: Server) -> None:
     assert [row["params"]["input"] == [] for row in server.asked("turn/start")] == [False, True, True]
 
 
+def test_a_prompt_that_the_server_rewrote_is_not_sent_again(server: Server) -> None:
+    server.start()
+    server.reply("turn/start", {"turn": {"id": "t1"}})
+    server.feed(begins("t1"), took("t1", prompt="PROMPT"), ends("t1", "failed"))
+    server.start(R2, how=How.RETRY, turn_id=f"turn of {R1}")
+    assert server.asked("turn/start")[1]["params"]["input"] == []
+
+
 def test_a_prompt_that_never_reached_the_thread_is_sent_again(server: Server) -> None:
     server.start()
     server.reply("turn/start", {"turn": {"id": "t1"}})
@@ -660,6 +668,19 @@ def test_a_thread_that_is_idle_again_takes_a_turn_though_the_end_of_the_other_wa
     server.feed(note("thread/status/changed", status={"type": "idle"}), ends("foreign", text="late"))
     assert len(server.asked("turn/start")) == 1
     assert not server.ends()
+
+
+def test_a_history_that_is_too_long_for_a_line_is_asked_for_in_brief_once() -> None:
+    server = Server().ready()
+    server.attach("a", launch(resume=T1))
+    for _ in range(2):
+        server.keep(server.codec.oversized(40_000_000, server.now_s))
+    views = [row["params"]["initialTurnsPage"]["itemsView"] for row in server.asked("thread/resume")]
+    assert views == ["full", "summary"]
+    server.reply("thread/resume", past(old_turn(R1, "failed")))
+    server.later(100)
+    assert len(server.of(Ready, key="a")) == 1
+    assert not server.of(StartFailed)
 
 
 def test_a_lost_end_of_a_turn_is_found_by_the_interrupt(server: Server) -> None:
