@@ -58,7 +58,7 @@ from greenroom.events import (
 )
 from greenroom.model import ApprovalPolicy, FailureKind, NativeMode, OutputSchema, TurnRequest
 from greenroom.policy.commands import How
-from greenroom.transports.base import AttemptEnded, AttemptSwallowed, Booked, Kill, Ready, Renamed, StartFailed, Urgent, Write
+from greenroom.transports.base import AttemptEnded, AttemptSwallowed, Booked, Kill, ProcessExit, Ready, Renamed, StartFailed, Urgent
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.params import CONTINUE_TEXT
@@ -733,10 +733,6 @@ def test_an_accepted_steer_that_vanished_is_rejected_at_the_end(server: Server) 
     server.feed(took("t1", S1))
     server.feed(ends("t1", text="x"))
     assert [event.text for event in server.of(SteerRejected)] == ["two"]
-    assert (
-        server.out.index(next(row for row in server.out if getattr(row, "output", None) == server.of(SteerRejected)[0]))
-        < len(server.out) - 1
-    )
     assert isinstance(server.of(SteerRejected, AttemptEnded)[-1], AttemptEnded)
     assert server.steer() is None
 
@@ -973,9 +969,7 @@ def test_a_solo_codec_has_no_addresses() -> None:
     solo.keep(solo.solo.interrupt(solo.now_s))
     solo.now_s += 10
     solo.keep(solo.solo.tick(solo.now_s))
-    assert [type(out) for out in solo.out if not isinstance(out, Write)][-3:] == [SteerRejected, TurnInterrupted, AttemptEnded][
-        -3:
-    ] or solo.bare(Kill)
+    assert len(solo.bare(SteerRejected)) == 1
     assert [end.forced for end in solo.bare(AttemptEnded)] == [True]
     assert len(solo.bare(Kill)) == 1  # its process is its own
 
@@ -983,8 +977,6 @@ def test_a_solo_codec_has_no_addresses() -> None:
 def test_a_solo_start_fails_once() -> None:
     solo = Solo()
     solo.keep(solo.solo.opened(solo.now_s))
-    from greenroom.transports.base import ProcessExit
-
     solo.keep(solo.solo.exited(ProcessExit(returncode=1), "Error: no", solo.now_s))
     assert len(solo.bare(StartFailed)) == 1
     assert solo.solo.deadline_s is None
