@@ -885,6 +885,18 @@ def test_notices(server: Server) -> None:
     assert [row.kind for row in server.of(Lifecycle)] == ["model", "mcp server", "warning", "model fallback", "thread closed"]
 
 
+def test_what_is_said_of_a_thread_before_its_answer_is_told_behind_it() -> None:
+    server = Server().ready()
+    server.attach("a")
+    failed = note("mcpServer/startupStatus/updated", name="s", status="failed", error="gone")
+    server.feed(failed, {**failed, "params": {**failed["params"], "threadId": "other"}}, note("thread/status/changed"))
+    server.reply("thread/start", opened())
+    assert [row.detail for row in server.of(Lifecycle) if row.kind == "mcp server"] == ["s did not start: gone"]
+    for _ in range(200):
+        server.feed(note("warning", "nobody", message="x"))
+    assert len(server.codec._early) == 64
+
+
 def test_a_sub_agent_is_no_answer_but_costs(server: Server) -> None:
     server.running()
     activity = {"type": "subAgentActivity", "id": "5", "kind": "started", "agentPath": "/root/x", "agentThreadId": "child"}
