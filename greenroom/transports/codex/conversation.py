@@ -30,7 +30,7 @@ DELTAS = (
 QUIET = frozenset(
     {
         *DELTAS,
-        *("thread/started", "thread/status/changed", "thread/readState/changed", "thread/goal/cleared", "thread/goal/updated"),
+        *("thread/started", "thread/readState/changed", "thread/goal/cleared", "thread/goal/updated"),
         *("thread/settings/updated", "thread/name/updated", "thread/archived", "thread/unarchived", "thread/compacted"),
         *("thread/queue/changed", "thread/prediction/updated", "thread/environment/connected", "thread/environment/disconnected"),
         *("turn/plan/updated", "turn/moderationMetadata", "serverRequest/resolved", "hook/started", "hook/completed"),
@@ -50,9 +50,11 @@ class Conversation:
         self._config = config
         self._desk = desk
         self._was_archived = False
+        self._is_brief = False
         self._handlers: dict[str, _Handler] = {
             "turn/started": self.turns.turn_started,
             "turn/completed": self.turns.turn_completed,
+            "thread/status/changed": self.turns.status_changed,
             "item/started": self.turns.item_started,
             "item/completed": self.turns.item_completed,
             "thread/tokenUsage/updated": self.turns.token_usage,
@@ -82,7 +84,14 @@ class Conversation:
         if self.launch.resume_id is None:
             yield self._ask("thread/start", params.thread_start(self.launch, self._config.marks), now_s)
         else:
-            yield self._ask("thread/resume", params.thread_resume(self.launch, self._config.marks), now_s)
+            yield self._ask("thread/resume", params.thread_resume(self.launch, self._config.marks, brief=self._is_brief), now_s)
+
+    def line_lost(self, what: str, now_s: float) -> Iterator[Output]:
+        """A line that was too long may have been ours: the answer to a resume is asked for again, shorter; an attempt fails."""
+        if self._phase is Phase.OPENING and self.launch.resume_id is not None and not self._is_brief:
+            self._is_brief = True
+            yield from self.begin(now_s)
+        yield from self.turns.line_lost(what, now_s)
 
     def _ask(self, method: str, asked: Frame, now_s: float) -> Write:
         return self._desk.ask(method, asked, owner=self, until_s=now_s + self._config.startup_timeout_s)

@@ -9,6 +9,7 @@ process have the thread (`thread/unsubscribe` does not; 0.163 and 0.171).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,6 +27,9 @@ from greenroom.transports.codex.requests import refuse
 from greenroom.transports.codex.state import Phase
 
 _CHILDREN_KEPT = 1024
+#: Said of a thread while it opens, before the answer that tells whose it is.
+_EARLY = frozenset({"mcpServer/startupStatus/updated", "warning"})
+_EARLY_KEPT = 64
 
 
 class CodexLinkCodec:
@@ -41,6 +45,7 @@ class CodexLinkCodec:
         self._leaving: dict[str, list[str]] = {}
         self._limits: dict[str, RateLimitStatus] = {}
         self._faults: dict[str, None] = {}
+        self._early: deque[tuple[str, str, Frame]] = deque(maxlen=_EARLY_KEPT)
         self._ready = False
         self._ended = False
 
@@ -91,7 +96,7 @@ class CodexLinkCodec:
     def oversized(self, size: int, now_s: float) -> list[Output]:
         """Fail every open attempt: whose line it was cannot be known. Their turns are stopped; the next ones run in the same process."""
         what = f"a line of {size} bytes is longer than the limit of {self._config.max_line_bytes} bytes"
-        return [output for key, conv in list(self._conversations.items()) for output in _to(key, conv.turns.line_lost(what, now_s))]
+        return [output for key, conv in list(self._conversations.items()) for output in _to(key, conv.line_lost(what, now_s))]
 
     def attach(self, key: str, launch: LaunchSpec, now_s: float) -> list[Output]:
         """Open (or resume) a conversation, at once or when the handshake is done."""
@@ -223,6 +228,7 @@ class CodexLinkCodec:
 
     def _left(self, thread_id: str, now_s: float) -> Iterator[Output]:
         """The server has let go of a thread; who waits for it gets it now."""
+        self._early = deque((row for row in self._early if row[0] != thread_id), maxlen=_EARLY_KEPT)
         for key in self._leaving.pop(thread_id, ()):
             if key in self._conversations:
                 yield from self._open(key, now_s)
@@ -263,10 +269,14 @@ class CodexLinkCodec:
             self._by_thread.setdefault(conversation.thread_id, key)
         yield from outputs
         if any(isinstance(output, Addressed) and isinstance(output.output, Ready) for output in outputs):
-            yield from self._greet(key)
+            yield from self._greet(key, conversation, now_s)
 
-    def _greet(self, key: str) -> Iterator[Output]:
-        """Tell a new conversation what was said to the process before it came."""
+    def _greet(self, key: str, conversation: Conversation, now_s: float) -> Iterator[Output]:
+        """Tell a new conversation what was said to the process before it came, and of its thread before it had its name."""
+        said = [row for row in self._early if row[0] == conversation.thread_id]
+        for row in said:
+            self._early.remove(row)
+            yield from _to(key, conversation.notice(row[1], row[2], b"", now_s))
         for fault in self._faults:
             yield Addressed(key=key, output=Lifecycle("warning", fault))
         for limit in self._limits.values():
@@ -282,6 +292,8 @@ class CodexLinkCodec:
         key = self._by_thread.get(thread_id)
         conversation = self._conversations.get(key) if key is not None else None
         if key is None or conversation is None:
+            if method in _EARLY:
+                self._early.append((thread_id, method, fields))
             yield from self._told_of_child(thread_id, method, fields)
             return
         if method in {"item/started", "item/completed"}:

@@ -56,9 +56,12 @@ def thread_start(launch: LaunchSpec, marks: str) -> Frame:
     return asked if launch.spec.model is None else {**asked, "model": launch.spec.model}
 
 
-def thread_resume(launch: LaunchSpec, marks: str) -> Frame:
-    """Return what an old thread is asked for: the same, and the end of its history."""
-    page = {"limit": HISTORY_TURNS, "sortDirection": "desc", "itemsView": "full"}
+def thread_resume(launch: LaunchSpec, marks: str, *, brief: bool = False) -> Frame:
+    """Return what an old thread is asked for: the same, and the end of its history.
+
+    `brief`: of each turn only the first message of the user, which after a compaction is not the one that began the turn.
+    """
+    page = {"limit": HISTORY_TURNS, "sortDirection": "desc", "itemsView": "summary" if brief else "full"}
     return {**thread_start(launch, marks), "threadId": launch.resume_id, "excludeTurns": True, "initialTurnsPage": page}
 
 

@@ -45,7 +45,7 @@ class Stop:
 class OpenAttempt:
     """The attempt that is under way. `wire_turn`: the server's id of its turn, from the answer or proved by our message in it.
 
-    `early`: a turn that began before the answer came, and `early_end` its end. `seen`: the prompt is in the thread, durably.
+    `early`: a turn that began before the answer came, and `early_end` its end.
     """
 
     attempt: Attempt
@@ -55,7 +55,6 @@ class OpenAttempt:
     early: str | None = None
     early_end: Frame | None = None
     started: bool = False
-    seen: bool = False
     line_lost: bool = False
     stop: Stop | None = None
     error: Frame | None = None

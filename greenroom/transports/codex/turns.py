@@ -55,6 +55,7 @@ class Turns:
         self._owner = owner
         self._effort_sent = False
         self._named = False
+        self._taken: set[str] = set()
         self._ledger = Ledger(fresh=launch.resume_id is None, previous=launch.previous_usage, after_death=launch.after_death)
 
     @property
@@ -75,6 +76,7 @@ class Turns:
     def start_turn(self, attempt: Attempt, now_s: float) -> Iterator[Output]:
         """Begin an attempt, unless the history shows that it was taken before the death."""
         if attempt.probe and attempt.receipt in self.history.receipts:
+            self._taken.add(attempt.turn_id)
             yield AttemptSwallowed(attempt.turn_id)
             return
         self.open = OpenAttempt(attempt=attempt)
@@ -96,7 +98,8 @@ class Turns:
     def _prompt_of(self, attempt: Attempt) -> str | None:
         """Return what an attempt sends; None asks the model again with the history as it is, which shows it nothing twice."""
         prompt = attempt.request.prompt
-        if attempt.how is How.PROMPT or not self.history.shows(prompt):
+        is_taken = attempt.turn_id in self._taken or self.history.shows(prompt)
+        if attempt.how is How.PROMPT or not is_taken:
             return prompt
         return None if self.history.is_cut else params.CONTINUE_TEXT
 
@@ -215,7 +218,7 @@ class Turns:
         if turn is None or not turn.written or not client_id:
             return
         if client_id == turn.receipt:
-            turn.seen = True
+            self._taken.add(turn.turn_id)
             if turn.wire_turn != wire_turn or not turn.started:
                 turn.wire_turn = wire_turn
                 yield from self._begun(turn, now_s)
@@ -308,6 +311,7 @@ class Turns:
         if error is None or turn is None or turn.receipt != pending.subject or turn.stop is None:
             return
         if turn.line_lost:
+            self.active = None
             verdict = self._end(turn)
             yield from self._reject_steers(turn, "the turn has ended")
             yield from verdict.stopped()
@@ -381,6 +385,12 @@ class Turns:
         yield ProviderError(Failure.of(error).text)
 
     # --- end -----------------------------------------------------------------------------------------------------------
+
+    def status_changed(self, fields: Frame, now_s: float) -> Iterator[Output]:
+        """The thread is busy, or idle again: then no turn runs, even if the line with its end was lost."""
+        if obj(fields.get("status")).get("type") in {"idle", "systemError"}:
+            self.active = None
+            yield from self.write(now_s)
 
     def turn_completed(self, fields: Frame, now_s: float) -> Iterator[Output]:
         """A turn of the thread has ended: ours, or another."""

@@ -1,0 +1,6 @@
+"""Makes `codex_wire` importable wherever pytest runs."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
