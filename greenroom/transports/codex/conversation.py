@@ -16,6 +16,7 @@ from greenroom.transports.codex.classify import ARCHIVED, refused_open
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.desk import Pending, RequestDesk
 from greenroom.transports.codex.lines import Frame, obj, rows, text
+from greenroom.transports.codex.params import View
 from greenroom.transports.codex.state import History, Phase
 from greenroom.transports.codex.turns import CLEAN, Turns, within
 
@@ -50,7 +51,7 @@ class Conversation:
         self._config = config
         self._desk = desk
         self._was_archived = False
-        self._is_brief = False
+        self._view = View.FULL
         self._handlers: dict[str, _Handler] = {
             "turn/started": self.turns.turn_started,
             "turn/completed": self.turns.turn_completed,
@@ -84,12 +85,12 @@ class Conversation:
         if self.launch.resume_id is None:
             yield self._ask("thread/start", params.thread_start(self.launch, self._config.marks), now_s)
         else:
-            yield self._ask("thread/resume", params.thread_resume(self.launch, self._config.marks, brief=self._is_brief), now_s)
+            yield self._ask("thread/resume", params.thread_resume(self.launch, self._config.marks, self._view), now_s)
 
     def line_lost(self, what: str, now_s: float) -> Iterator[Output]:
         """A line that was too long may have been ours: the answer to a resume is asked for again, shorter; an attempt fails."""
-        if self._phase is Phase.OPENING and self.launch.resume_id is not None and not self._is_brief:
-            self._is_brief = True
+        if self._phase is Phase.OPENING and self.launch.resume_id is not None and self._view is View.FULL:
+            self._view = View.BRIEF
             yield from self.begin(now_s)
         yield from self.turns.line_lost(what, now_s)
 
@@ -111,6 +112,10 @@ class Conversation:
         if error is not None:
             yield from self._open_refused(error, now_s)
             return
+        if self._has_no_history(reply) and self._view is not View.WHOLE:
+            self._view = View.WHOLE
+            yield from self.begin(now_s)
+            return
         thread_id = self.turns.thread_id = text(obj(reply.get("thread")).get("id")) or None
         if thread_id is None:
             yield self.fail_start(CliCheckError(self._config.argv[0], "the server named no thread"))
@@ -122,6 +127,11 @@ class Conversation:
             yield Renamed(thread_id)
             yield Lifecycle("model", f"{reply.get('model')} ({reply.get('modelProvider')})")
             yield Ready(thread_id)
+
+    def _has_no_history(self, reply: Frame) -> bool:
+        """Whether a resume was answered without any: what a death has cut could not be found then."""
+        is_empty = not rows(obj(reply.get("thread")).get("turns")) and not isinstance(reply.get("initialTurnsPage"), dict)
+        return self.launch.resume_id is not None and is_empty
 
     def _learn(self, reply: Frame) -> None:
         """Take up what the thread brings along, also a turn that runs: then it was loaded already."""

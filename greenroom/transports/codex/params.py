@@ -6,6 +6,7 @@ can fix is sent every time. A thread that is already loaded ignores what a resum
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from greenroom.errors import ProviderCapabilityError
@@ -56,13 +57,25 @@ def thread_start(launch: LaunchSpec, marks: str) -> Frame:
     return asked if launch.spec.model is None else {**asked, "model": launch.spec.model}
 
 
-def thread_resume(launch: LaunchSpec, marks: str, *, brief: bool = False) -> Frame:
-    """Return what an old thread is asked for: the same, and the end of its history.
+class View(enum.Enum):
+    """How much of its history a resumed thread is asked for.
 
-    `brief`: of each turn only the first message of the user, which after a compaction is not the one that began the turn.
+    BRIEF: of each turn only the first message of the user, which after a compaction is not the one that began the turn. WHOLE: all of it,
+    for a server that knows no pages.
     """
-    page = {"limit": HISTORY_TURNS, "sortDirection": "desc", "itemsView": "summary" if brief else "full"}
-    return {**thread_start(launch, marks), "threadId": launch.resume_id, "excludeTurns": True, "initialTurnsPage": page}
+
+    FULL = "full"
+    BRIEF = "summary"
+    WHOLE = "whole"
+
+
+def thread_resume(launch: LaunchSpec, marks: str, view: View = View.FULL) -> Frame:
+    """Return what an old thread is asked for: the same, and the end of its history."""
+    asked = {**thread_start(launch, marks), "threadId": launch.resume_id}
+    if view is View.WHOLE:
+        return asked
+    page = {"limit": HISTORY_TURNS, "sortDirection": "desc", "itemsView": view.value}
+    return {**asked, "excludeTurns": True, "initialTurnsPage": page}
 
 
 def thread_config(launch: LaunchSpec, marks: str) -> Frame:

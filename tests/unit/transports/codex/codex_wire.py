@@ -175,7 +175,7 @@ class Server:
         spec = spec or launch()
         self.attach(key, spec)
         method = "thread/start" if spec.resume_id is None else "thread/resume"
-        self.reply(method, reply or opened(thread, spec.spec.permissions.mode))
+        self.reply(method, reply or opened(thread, spec.spec.permissions.mode, initialTurnsPage={"data": []}))
         assert self.of(Ready, key=key)
         return self
 

@@ -191,7 +191,7 @@ def test_a_thread_that_opens_for_nobody_is_given_back() -> None:
 def test_permissions_never_widen(mode: NativeMode) -> None:
     server = Server().ready()
     server.attach("a", launch(mode, resume=T1))
-    server.reply("thread/resume", opened(mode=NativeMode.BYPASS))
+    server.reply("thread/resume", past())
     (failed,) = server.of(StartFailed)
     assert isinstance(failed.error, ProviderCapabilityError)
     with pytest.raises(SessionStateError):
@@ -668,6 +668,16 @@ def test_a_thread_that_is_idle_again_takes_a_turn_though_the_end_of_the_other_wa
     server.feed(note("thread/status/changed", status={"type": "idle"}), ends("foreign", text="late"))
     assert len(server.asked("turn/start")) == 1
     assert not server.ends()
+
+
+def test_a_server_without_pages_is_asked_for_the_whole_history_once() -> None:
+    server = Server().ready()
+    server.attach("a", launch(resume=T1))
+    for _ in range(2):
+        server.reply("thread/resume", opened())
+    asked = [row["params"] for row in server.asked("thread/resume")]
+    assert ["excludeTurns" in row for row in asked] == [True, False]
+    assert server.of(Ready) == [Ready(T1)]
 
 
 def test_a_history_that_is_too_long_for_a_line_is_asked_for_in_brief_once() -> None:
