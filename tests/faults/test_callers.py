@@ -486,20 +486,25 @@ def script(tmp_path, body, *, expect=0, timeout_s=30):
     return done, (ended_s - marks[-1] if marks else None)
 
 
+def in_a_thread(prompt):
+    ticket = f"s.prepare_turn(TurnRequest(prompt='{prompt}'))"
+    return f"threading.Thread(target=s.run, args=({ticket},), daemon=True).start(); time.sleep(0.5)"
+
+
 @pytest.mark.parametrize(
     ("course", "bound_s"),
     [
         ("s.run(s.prepare_turn(TurnRequest(prompt='SAY a')))", 5.0),
         (
-            "threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt='SAY a\\nHANG')),), daemon=True).start(); time.sleep(0.5)",
+            in_a_thread("SAY a\\nHANG"),
             5.0,
         ),
         (
-            "threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt='IGNORE_INTERRUPT\\nSAY a\\nHANG')),), daemon=True).start(); time.sleep(0.5)",
+            in_a_thread("IGNORE_INTERRUPT\\nSAY a\\nHANG"),
             6.0,
         ),
         (
-            "threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt='SPAWN 60\\nSAY a\\nHANG')),), daemon=True).start(); time.sleep(0.5)",
+            in_a_thread("SPAWN 60\\nSAY a\\nHANG"),
             6.0,
         ),
         ("s.prepare_turn(TurnRequest(prompt='never'))", 5.0),

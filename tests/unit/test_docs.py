@@ -11,7 +11,7 @@ import pytest
 from greenroom import testing
 from greenroom.cli import fields
 from greenroom.cli.results import Outcome, TaskRecord
-from greenroom.testing import contracts, model_server, scripted, scripted_claude
+from greenroom.testing import contracts, model_rules, model_server, scripted, scripted_claude
 from greenroom.transports.claude import binary, launch, transport
 from greenroom.transports.codex import binary as codex_binary
 from greenroom.transports.codex import items, params
@@ -54,7 +54,7 @@ def test_the_directives_are_those_of_the_code():
 def test_every_directive_is_in_the_docstring():
     words = {name.removeprefix("do_").upper() for name in dir(scripted_claude.Turn) if name.startswith("do_")}
     assert {word for word in words if not re.search(rf"\b{word}\b", MADE["scripted directives"])} == set()
-    assert {word for word in model_server._WORDS if not re.search(rf"\b{word}\b", MADE["model server directives"])} == set()
+    assert {word for word in model_rules._WORDS if not re.search(rf"\b{word}\b", MADE["model server directives"])} == set()
 
 
 def test_the_plan_and_the_contracts():
