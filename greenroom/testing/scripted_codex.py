@@ -550,6 +550,7 @@ def become_shell(command: str, cwd: str, env: dict[str, str], writer: int) -> No
         for source, target in ((null, 0), (writer, 1), (writer, 2)):
             os.dup2(source, target)
         signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what is ignored here would be ignored by its pipelines
         os.execve("/bin/bash", ("bash", "-c", command), env)  # noqa: S606 - the directive says so
     finally:
         os._exit(127)
