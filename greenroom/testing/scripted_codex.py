@@ -304,7 +304,9 @@ class Output:
     def close(self) -> None:
         self.drain()
         self.closed = True
-        os.close(1)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)  # a closed descriptor 1 would be the next file's
+        os.close(null)
 
 
 # --- what is kept ---
@@ -326,6 +328,7 @@ class Store:
     def __init__(self, state: str, thread_id: str, *, ephemeral: bool = False) -> None:
         self.path = f"{state}/{thread_id}.jsonl"
         self.lock_path = f"{state}/locks/{thread_id}"
+        self.archived_path = f"{state}/archived/{thread_id}"
         self.ephemeral = ephemeral
         self.fd = -1
         self.lock_fd = -1
@@ -348,9 +351,21 @@ class Store:
         try:
             fcntl.lockf(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(self.lock_fd)
+            self.unlock()
             return False
         return True
+
+    def unlock(self) -> None:
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+    def archived(self) -> bool:
+        return os.path.exists(self.archived_path)  # noqa: PTH110
+
+    def archive(self) -> None:
+        os.makedirs(os.path.dirname(self.archived_path), exist_ok=True)  # noqa: PTH103, PTH120
+        os.close(os.open(self.archived_path, os.O_CREAT | os.O_WRONLY, 0o600))
 
     def size(self) -> int:
         try:
@@ -511,6 +526,7 @@ class Command:
     def kill(self) -> None:
         """End it and what is in its process group."""
         if self.pid:
+            os.kill(self.pid, signal.SIGKILL)  # it may not lead its group yet
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -534,6 +550,7 @@ def become_shell(command: str, cwd: str, env: dict[str, str], writer: int) -> No
         for source, target in ((null, 0), (writer, 1), (writer, 2)):
             os.dup2(source, target)
         signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # what is ignored here would be ignored by its pipelines
         os.execve("/bin/bash", ("bash", "-c", command), env)  # noqa: S606 - the directive says so
     finally:
         os._exit(127)
@@ -1224,6 +1241,13 @@ def decided(answer: Frame) -> str:
     return next(iter(decision), "") if isinstance(decision, dict) else str(decision or "")
 
 
+def in_brief(turn: Frame) -> Frame:
+    """Return a turn with its first message and its answer alone."""
+    asked = [item for item in turn["items"] if item["type"] == "userMessage"][:1]
+    answers = [item for item in turn["items"] if item["type"] == "agentMessage"][-1:]
+    return {**turn, "items": asked + answers, "itemsView": "summary"}
+
+
 # --- a thread ---
 
 
@@ -1297,6 +1321,21 @@ class Conversation:
         items = [item for turn in self.store.turns for item in turn["items"] if item["type"] == "userMessage"]
         return text_of(items[0]["content"]) if items else ""
 
+    def page(self, params: Frame) -> Frame:
+        """Return a page of the history: newest first and in brief unless asked otherwise. A cursor is a number of turns to pass over."""
+        turns = [{**turn, "itemsView": "full"} for turn in self.store.turns]
+        if params.get("sortDirection") != "asc":
+            turns.reverse()
+        if params.get("itemsView", "summary") != "full":
+            turns = [in_brief(turn) for turn in turns]
+        first = int(params.get("cursor") or 0)
+        last = first + int(params.get("limit") or 25)
+        return {
+            "data": turns[first:last],
+            "nextCursor": str(last) if turns[last:] else None,
+            "backwardsCursor": str(first) if turns else None,
+        }
+
     def opened(self, *, turns: bool = False, resumed: bool = False) -> Frame:
         """Return the reply to thread/start and thread/resume: what the server will do, which the client should check."""
         settings, plan = self.settings, self.server.plan
@@ -1343,7 +1382,10 @@ class Conversation:
 
     def shell_env(self, item_id: str) -> dict[str, str]:
         own = {"CODEX_THREAD_ID": self.id, "CODEX_SESSION_ID": self.id, "CODEX_TOOL_CALL_ID": item_id, "CODEX_CI": "1", "NO_COLOR": "1"}
-        return {**os.environ, **own, **(self.configured("shell_environment_policy.set") or {})}
+        dotted = "shell_environment_policy.set."
+        config = (self.settings.get("config") or {}).items()
+        flat = {key.removeprefix(dotted): value for key, value in config if key.startswith(dotted)}
+        return {**os.environ, **own, **(self.configured("shell_environment_policy.set") or {}), **flat}
 
     # --- the course ---
 
@@ -1412,6 +1454,9 @@ METHODS = {
     "thread/read": "read_thread",
     "thread/list": "list_threads",
     "thread/loaded/list": "list_loaded",
+    "thread/turns/list": "list_turns",
+    "thread/archive": "archive",
+    "thread/unarchive": "unarchive",
     "thread/unsubscribe": "unsubscribe",
     "thread/backgroundTerminals/list": "list_terminals",
     "thread/backgroundTerminals/clean": "clean_terminals",
@@ -1672,7 +1717,10 @@ class Server:
         if thread_id not in self.threads:
             self.threads[thread_id] = conversation
             conversation.status("idle")
-        self.reply(request_id, conversation.opened(turns=turns, resumed=True))
+        opened = conversation.opened(turns=turns, resumed=True)
+        if params.get("initialTurnsPage"):
+            opened["initialTurnsPage"] = conversation.page(params["initialTurnsPage"])
+        self.reply(request_id, opened)
         if conversation.store.usage_turn:
             conversation.tell_usage(conversation.store.usage_turn)
         conversation.notify("thread/goal/cleared", threadId=thread_id)
@@ -1690,11 +1738,13 @@ class Server:
         store = conversation.store
         if store.size() < 0:
             raise RpcError(f"no rollout found for thread id {thread_id}")
+        if store.archived():
+            raise RpcError(f"session {thread_id} is archived. Run `codex unarchive {thread_id}` to unarchive it first.")
         if not store.locked():
             log_error(f"Failed to create session: thread-store conflict: thread {thread_id} already has an active writer")
             raise RpcError(f"thread {thread_id} already has an active writer")
         if not store.size():
-            os.close(store.lock_fd)
+            store.unlock()
             why = f"thread-store internal error: failed to read session metadata {store.path}: rollout at {store.path} is empty"
             raise RpcError(f"failed to read thread: {why}", -32603)
         store.load()
@@ -1728,6 +1778,51 @@ class Server:
                     conversation.settings, conversation.idle = conversation.store.meta, "notLoaded"
                 data.append(conversation.thread_object(turns=False))
         return {"data": data, "nextCursor": None, "backwardsCursor": None}
+
+    def list_turns(self, request_id: Any, params: Frame) -> Frame:
+        thread_id = field(params, "threadId", str)
+        conversation = self.threads.get(thread_id) or Conversation(self, thread_id, {})
+        if thread_id not in self.threads:
+            if conversation.store.size() <= 0:
+                raise RpcError(f"thread not loaded: {thread_id}")
+            conversation.store.load()
+        return conversation.page(params)
+
+    def archive(self, request_id: Any, params: Frame) -> None:
+        """Let go of a thread: what runs in it ends, and another process may have it once it is unarchived."""
+        thread_id = field(params, "threadId", str)
+        conversation = self.threads.get(thread_id) or Conversation(self, thread_id, {})
+        if thread_id not in self.threads:
+            if conversation.store.size() < 0:
+                raise RpcError(f"no rollout found for thread id {thread_id}")
+            if not conversation.store.locked():
+                raise RpcError(f"thread {thread_id} already has an active writer")
+        if conversation.turn:
+            conversation.advance(Interrupted())
+        conversation.status("notLoaded")
+        conversation.subscribed = False
+        conversation.kill_commands()
+        conversation.store.archive()
+        conversation.store.unlock()
+        self.threads.pop(thread_id, None)
+        self.reply(request_id, {})
+        self.notify("thread/archived", {"threadId": thread_id})
+
+    def unarchive(self, request_id: Any, params: Frame) -> None:
+        thread_id = field(params, "threadId", str)
+        conversation = Conversation(self, thread_id, {})
+        store = conversation.store
+        if not store.archived():
+            raise RpcError(f"no archived rollout found for thread id {thread_id}")
+        os.unlink(store.archived_path)  # noqa: PTH108
+        if store.size() > 0:
+            store.load()
+        conversation.settings = store.meta
+        self.reply(
+            request_id,
+            {"thread": conversation.thread_object(turns=False, status={"type": "notLoaded"}) if store.meta else {"id": thread_id}},
+        )
+        self.notify("thread/unarchived", {"threadId": thread_id})
 
     def list_loaded(self, request_id: Any, params: Frame) -> Frame:
         return {"data": list(self.threads), "nextCursor": None}

@@ -200,12 +200,12 @@ def test_a_prompt_that_is_too_large_is_refused(peer):
 
 
 def test_a_command_is_really_run_with_the_thread_in_its_environment(peer):
-    thread = peer.thread(config={"shell_environment_policy.set": {"MARK": "m1"}})
-    peer.start(thread, "RUN echo $CODEX_THREAD_ID $MARK; exit 3")
+    thread = peer.thread(config={"shell_environment_policy.set": {"MARK": "m1"}, "shell_environment_policy.set.MORE": "m2"})
+    peer.start(thread, "RUN echo $CODEX_THREAD_ID $MARK $MORE; exit 3")
     item = peer.item("commandExecution")
-    assert (item["aggregatedOutput"], item["exitCode"], item["status"]) == (f"{thread} m1\n", 3, "failed")
+    assert (item["aggregatedOutput"], item["exitCode"], item["status"]) == (f"{thread} m1 m2\n", 3, "failed")
     peer.end(thread)
-    assert seen(peer, thread)[-2:] == [("tool_result", f"{thread} m1\n"), ("assistant", "done")]
+    assert seen(peer, thread)[-2:] == [("tool_result", f"{thread} m1 m2\n"), ("assistant", "done")]
 
 
 def test_a_file_is_changed_and_the_diff_of_the_turn_is_told_twice(peer, tmp_path):
@@ -544,14 +544,14 @@ def test_a_death_right_after_the_first_reply_leaves_an_empty_rollout(peer, tmp_p
 
 def test_a_cut_command_is_not_run_again_and_the_rest_is_played(peer, tmp_path):
     thread = peer.thread()
-    peer.start(thread, "RUN echo x >> ran; sleep 60\nSAY rest")
+    peer.start(thread, "RUN echo x >> ran; sleep 3\nSAY rest")
     wait_for((tmp_path / "ran").exists)
     again, _ = reopened(tmp_path, peer, thread)
     with again:
         assert again.said(thread, CONTINUE) == "rest"
         assert (tmp_path / "ran").read_text() == "x\n"
         assert [text for role, text in seen(again, thread) if role == "tool_result"] == ["aborted"]
-        assert user_texts(again, thread) == ["RUN echo x >> ran; sleep 60\nSAY rest", CONTINUE]
+        assert user_texts(again, thread) == ["RUN echo x >> ran; sleep 3\nSAY rest", CONTINUE]
 
 
 def test_a_thread_without_a_turn_cannot_be_resumed(peer, tmp_path):
@@ -607,6 +607,46 @@ def test_bad_bytes_do_not_end_the_turn(peer):
     assert b"Warning: this line is no JSON" in lines
     assert any(b"\xff\xc3" in line for line in lines)
     assert max(map(len, lines)) > 100000
+
+
+def test_history_comes_in_pages(peer):
+    thread = peer.thread()
+    turns = [peer.turn(thread, f"RUN true -> ok\nSAY {number}")["id"] for number in range(3)]
+    page = {"limit": 2, "sortDirection": "desc", "itemsView": "full"}
+    reply = peer.call("thread/resume", threadId=thread, excludeTurns=True, initialTurnsPage=page)
+    first = reply["initialTurnsPage"]
+    assert [turn["id"] for turn in first["data"]] == turns[:0:-1]
+    assert [item["type"] for item in first["data"][0]["items"]] == ["userMessage", "commandExecution", "agentMessage"]
+    rest = peer.call("thread/turns/list", threadId=thread, limit=2, cursor=first["nextCursor"])
+    assert ([turn["id"] for turn in rest["data"]], rest["nextCursor"]) == (turns[:1], None)
+    assert [item["type"] for item in rest["data"][0]["items"]] == ["userMessage", "agentMessage"]
+
+
+def test_an_archived_thread_is_given_up_with_what_runs_in_it(peer, tmp_path):
+    thread = peer.thread()
+    peer.start(thread, "RUN exec sleep 60")
+    peer.item("commandExecution", "item/started")
+    peer.send("thread/archive", threadId=thread)
+    assert peer.end(thread)["status"] == "interrupted"
+    peer.until("thread/archived")
+    assert "is archived" in peer.refused("thread/resume", threadId=thread)["message"]
+    with CodexPeer(tmp_path) as second:
+        second.begin()
+        assert second.call("thread/unarchive", threadId=thread)["thread"]["status"] == {"type": "notLoaded"}
+        assert second.call("thread/resume", threadId=thread)["thread"]["turns"][-1]["status"] == "interrupted"
+        assert "active writer" in peer.refused("thread/archive", threadId=thread)["message"]
+    assert "no archived rollout" in peer.refused("thread/unarchive", threadId=thread)["message"]
+
+
+def test_a_closed_output_is_the_output_of_nothing_else(peer):
+    thread = peer.thread()
+    peer.send("turn/start", threadId=thread, input=[{"type": "text", "text": "CLOSE_STDOUT\nRUN echo x\nSAY y"}])
+    assert peer.line() != b""
+    while peer.line():
+        pass
+    wait_for(lambda: ("assistant", "y") in seen(peer, thread))
+    assert peer.process.poll() is None
+    assert peer.rest() == 0
 
 
 # --- plans -------------------------------------------------------------------------------------------------------------------
