@@ -23,7 +23,7 @@ from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.ticket import Batch, TicketCore
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
-from greenroom.events import AgentEvent, Lifecycle, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
@@ -35,6 +35,7 @@ from greenroom.transports.marks import make_mark
 logger = logging.getLogger("greenroom.session")
 
 STORE_PATIENCE_S = 5.0
+CALLS_KEPT = 64
 NO_FLAGS = Flags(key=None)
 
 Ref = pykka.ActorRef[Any]
@@ -104,6 +105,7 @@ class SessionActor(LoopActor):
         self._started: set[int] = set()
         self._ending: dict[int, c.CloseConversation] = {}
         self._receipt: str | None = None
+        self._calls: collections.deque[ToolCall] = collections.deque(maxlen=CALLS_KEPT)
         self._slot_waits: dict[int, float] = {}
         self._held_deadline: tuple[str, int] | None = None
         self._waits: dict[int, TimerHandle] = {}
@@ -279,6 +281,7 @@ class SessionActor(LoopActor):
         if message.turn_id not in self._tickets:
             message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} is not the session's most recent ticket"))
             return
+        self._calls.clear()
         self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._flags(message.turn_id)))
 
     def _flags(self, turn_id: str) -> Flags:
@@ -326,6 +329,7 @@ class SessionActor(LoopActor):
 
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller and to the observers."""
+        self._calls.extend(event for event in events if type(event) is ToolCall)
         turn_id = turn_id or self._core.view.turn_id
         if any(isinstance(event, TurnInterrupted) for event in events):
             self._interrupt_told = turn_id
@@ -379,6 +383,7 @@ class SessionActor(LoopActor):
             previous_usage=command.previous_usage,
             after_death=command.after_death,
             cut_receipt=self._receipt if command.after_death else None,
+            cut_calls=tuple(self._calls) if command.after_death else (),
         )
         self._started.add(command.incarnation)
         tell(

@@ -156,7 +156,9 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     blocks = [block for block in content or () if isinstance(block, dict)]
-    return "\n".join(str(block.get("text", "")) for block in blocks if block.get("type") == "text")
+    text = "\n".join(str(block.get("text", "")) for block in blocks if block.get("type") == "text")
+    # What a driver adds for the model is no directive.
+    return text.partition("<system-reminder>")[0].rstrip("\n") if "<system-reminder>" in text else text
 
 
 def is_nudge(content: Any) -> bool:

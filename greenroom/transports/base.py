@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 
 from greenroom.errors import GreenroomError
-from greenroom.events import AgentEvent
+from greenroom.events import AgentEvent, ToolCall
 from greenroom.model import ConversationSpec, OutputSchema, ProviderProfile, ProviderUsage, StdioMcpServer, TurnRequest, TurnResult
 from greenroom.policy.commands import How
 
@@ -131,6 +131,7 @@ class LaunchSpec:
     """One start of a process for a conversation. `resume_id` or else `proposed_id` (a UUID) says which conversation it will be.
 
     `cut_receipt`: the attempt that a death has cut; where the provider's records tell whether it was taken, they are asked.
+    `cut_calls`: the tool calls that were seen in that turn, of which the provider may have lost the last.
     """
 
     spec: ConversationSpec
@@ -142,6 +143,7 @@ class LaunchSpec:
     previous_usage: ProviderUsage | None = None
     after_death: bool = False
     cut_receipt: str | None = None
+    cut_calls: tuple[ToolCall, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from greenroom.events import ToolCall
 from greenroom.model import ApprovalPolicy, ProviderUsage
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
@@ -16,6 +17,7 @@ class CodecConfig:
     """Which conversation, which rules, which bounds (in seconds). `argv` is for error messages.
 
     `taken_receipt`: a message that is known to be in the conversation already, so that it need not be tried again.
+    `lost_calls`: tool calls of the cut turn that the conversation does not show, so that the model must be told of them.
     """
 
     argv: tuple[str, ...] = ("claude",)
@@ -27,6 +29,7 @@ class CodecConfig:
     previous_usage: ProviderUsage | None = None
     after_death: bool = False
     taken_receipt: str | None = None
+    lost_calls: tuple[ToolCall, ...] = ()
     handshake_schema: dict[str, Any] | None = None
     startup_timeout_s: float = 60.0
     interrupt_grace_s: float = 10.0

@@ -9,12 +9,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from greenroom.events import ToolCall
 from greenroom.policy.commands import How
 from greenroom.transports.claude.config import MAX_LINE_BYTES
 
 MAX_TEXT_BYTES = MAX_LINE_BYTES - 2 * 1024 * 1024
 _MOST_BYTES_PER_CHARACTER = 6
 CONTINUE_TEXT = "Continue from where you left off."
+LOST_CALLS_TEXT = (
+    "The session ended abruptly. These tool calls had been made before it did, and are not shown above; they may have taken effect. "
+    "Check before you repeat one:"
+)
+MAX_LOST_CALLS = 20
+MAX_ARGS_CHARS = 2000
 
 
 def line(value: dict[str, Any]) -> bytes:
@@ -45,15 +52,30 @@ def too_long(text: str) -> int | None:
     return size if size > MAX_TEXT_BYTES else None
 
 
-def content_of(how: How, prompt: str) -> str | list[dict[str, str]]:
+def content_of(how: How, prompt: str, lost_calls: tuple[ToolCall, ...] = ()) -> str | list[dict[str, str]]:
     """Return what an attempt sends. An empty text block directly after an API error repeats the failed request, and adds no prompt."""
     match how:
         case How.PROMPT:
-            return prompt_content(prompt)
+            return _with_reminder(prompt_content(prompt), lost_calls)
         case How.RETRY:
             return [_text("")]
         case How.CONTINUE:
-            return CONTINUE_TEXT
+            return "\n".join([CONTINUE_TEXT, *_reminder(lost_calls)])
+
+
+def _with_reminder(content: str | list[dict[str, str]], lost_calls: tuple[ToolCall, ...]) -> str | list[dict[str, str]]:
+    if not lost_calls:
+        return content
+    blocks = [_text(content)] if isinstance(content, str) else content
+    return [*blocks, _text("\n".join(_reminder(lost_calls)))]
+
+
+def _reminder(lost_calls: tuple[ToolCall, ...]) -> list[str]:
+    """Without it the model would make these calls again: the CLI died before it wrote them down."""
+    if not lost_calls:
+        return []
+    calls = [f"- {call.tool} {json.dumps(dict(call.args))[:MAX_ARGS_CHARS]}" for call in lost_calls[-MAX_LOST_CALLS:]]
+    return ["<system-reminder>", LOST_CALLS_TEXT, *calls, "</system-reminder>"]
 
 
 def _text(text: str) -> dict[str, str]:

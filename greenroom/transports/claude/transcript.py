@@ -7,7 +7,8 @@ with both). The transcript can: a row of type "user" with the message's id is wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,21 @@ def took(env: Mapping[str, str], conversation_id: str, receipt: str) -> bool | N
     for path in state_home(env).glob(f"projects/*/{conversation_id}.jsonl"):
         found = found or _has_row(path, receipt)
     return found
+
+
+def missing(env: Mapping[str, str], conversation_id: str, tool_ids: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `tool_ids` of which the conversation on disk has no trace: the CLI writes it up to 0.1 s late.
+
+    None is named when the conversation is not found there: then nothing is known.
+    """
+    paths = list(state_home(env).glob(f"projects/*/{conversation_id}.jsonl"))
+    left = dict.fromkeys(tool_ids) if paths else {}
+    for path in paths:
+        with contextlib.suppress(OSError), path.open("rb") as rows:
+            for row in rows:
+                for tool_id in [tool_id for tool_id in left if tool_id.encode() in row]:
+                    del left[tool_id]
+    return tuple(left)
 
 
 def _has_row(path: Path, receipt: str) -> bool:

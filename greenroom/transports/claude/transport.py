@@ -15,6 +15,7 @@ from typing import Any
 
 from greenroom.clock import Clock
 from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDialectError
+from greenroom.events import ToolCall
 from greenroom.ids import IdAllocator
 from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
@@ -183,6 +184,7 @@ class ClaudeStreamTransport:
             previous_usage=launch.previous_usage,
             after_death=launch.after_death,
             taken_receipt=launch.cut_receipt if taken else None,
+            lost_calls=_lost_calls(launch, env),
             handshake_schema=schema_of(launch) if schema_goes_by_handshake(launch) else None,
             startup_timeout_s=self.startup_timeout_s,
             interrupt_grace_s=self.interrupt_grace_s,
@@ -198,6 +200,14 @@ class ClaudeStreamTransport:
         from greenroom.transports.blocking import open_blocking  # noqa: PLC0415 - it builds on this module's ports
 
         return open_blocking(self, spec)
+
+
+def _lost_calls(launch: LaunchSpec, env: Mapping[str, str]) -> tuple[ToolCall, ...]:
+    """Return the tool calls of the cut turn that the conversation will not show: all, if it is gone."""
+    if launch.resume_id is None or not launch.cut_calls:
+        return launch.cut_calls
+    lost = transcript.missing(env, launch.resume_id, [call.tool_id for call in launch.cut_calls])
+    return tuple(call for call in launch.cut_calls if call.tool_id in lost)
 
 
 def _unable(what: str, hint: str | None = None) -> ProviderCapabilityError:

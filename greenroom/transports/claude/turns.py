@@ -14,6 +14,7 @@ import attrs
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
+from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
 from greenroom.transports.claude.config import CodecConfig
@@ -65,7 +66,8 @@ class Turns:
         turn.written = True
         if attempt.probe:
             turn.probe_until_s = now_s + self._config.startup_timeout_s
-        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request.prompt), attempt.receipt))
+        lost_calls = self._config.lost_calls if attempt.probe or attempt.how is How.CONTINUE else ()
+        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request.prompt, lost_calls), attempt.receipt))
 
     def steer(self, text: str, uuid: str) -> list[Output] | None:
         """Write a text for the running turn; None when there is none, or it is ending."""
