@@ -609,3 +609,49 @@ def counts(loop):
     with open(f"/proc/self/task/{loop._thread.native_id}/stat") as stat:
         times = stat.read().rsplit(")", 1)[1].split()[11:13]
     return switches[:1], times
+
+
+@pytest.mark.parametrize("act", ["release", "close"])
+def test_a_conversation_is_over_only_when_its_close_has_returned(room, tmp_path, act):
+    """Two writers on one conversation, or a session that says "closed" before it is, otherwise."""
+    live, order = [], []
+
+    class Transport(FakeTransport):
+        def open(self, spec):
+            assert not live, "the one before is still closing"
+            conversation = super().open(spec)
+            live.append(conversation)
+            close = conversation.close
+
+            def slowly():
+                time.sleep(0.2)
+                close()
+                live.remove(conversation)
+                order.append("closed")
+
+            conversation.close = slowly
+            return conversation
+
+    session = room.agent(Transport(), **OPTIONS).session(tmp_path)
+    session.run(prepare(session))
+    if act == "release":
+        session.release()
+        assert session.run(prepare(session)).continuity.value == "continued"
+    session.close()
+    assert not live
+    assert len(order) == (2 if act == "release" else 1)
+
+
+def test_a_close_that_never_returns_holds_up_its_session_for_a_grace_only(room, tmp_path):
+    free = threading.Event()
+
+    class Transport(FakeTransport):
+        def open(self, spec):
+            conversation = super().open(spec)
+            conversation.close = lambda: free.wait(PATIENCE_S)
+            return conversation
+
+    session = room.agent(Transport(), **OPTIONS).session(tmp_path)
+    session.run(prepare(session))
+    bounded(session.close)
+    free.set()

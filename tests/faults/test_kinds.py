@@ -147,7 +147,9 @@ def test_steers_that_race_with_the_end_are_delivered_once_or_refused(bench):
     cli = bench.cli()
     for number in range(15):
         answers = []
-        racer = threading.Timer(number * 0.001, lambda number=number, answers=answers: answers.append(outcome_of(cli.session.steer, f"s{number}")))
+        racer = threading.Timer(
+            number * 0.001, lambda number=number, answers=answers: answers.append(outcome_of(cli.session.steer, f"s{number}"))
+        )
         racer.start()
         cli.run(f"SAY a\nTOOL Bash {{}} -> x\nSAY {number}")
         racer.join()
@@ -244,7 +246,9 @@ def test_a_process_that_dies_while_a_large_prompt_is_written_costs_no_turn(bench
 # --- pipes ---------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", ["GARBAGE", "BAD_UTF8", "STDERR 2000000", "UNKNOWN_REQUEST odd", "CAN_USE_TOOL Bash {}", "HUGE_LINE 20000000"])
+@pytest.mark.parametrize(
+    "prompt", ["GARBAGE", "BAD_UTF8", "STDERR 2000000", "UNKNOWN_REQUEST odd", "CAN_USE_TOOL Bash {}", "HUGE_LINE 20000000"]
+)
 def test_noise_in_a_turn_costs_it_nothing(bench, prompt):
     cli = bench.cli()
     assert cli.run(prompt + "\nSAY a").result.text == "a"
