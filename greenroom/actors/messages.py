@@ -11,6 +11,7 @@ import attrs
 import pykka
 
 from greenroom.actors.cell import Cell
+from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
 from greenroom.errors import GreenroomError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
@@ -362,7 +363,10 @@ class RetireSession(Message):
 
     def refuse(self) -> None:
         """The supervisor is gone, and with it everything it had to prove."""
-        self.closed.settle(None)
+        try:
+            CLAIMS.drop(self.session_id)
+        finally:
+            self.closed.settle(None)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,5 +1,6 @@
 import pytest
 
+from greenroom.actors.claims import CLAIMS
 from tests.faults.bench import Bench
 
 
@@ -8,6 +9,7 @@ def bench(tmp_path):
     bench = Bench(tmp_path)
     yield bench
     bench.close()
+    assert not len(CLAIMS), "a closed room holds conversations"
 
 
 def pytest_collection_modifyitems(config, items):

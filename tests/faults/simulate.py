@@ -328,6 +328,7 @@ class World:
     def __init__(self, seed):
         self.random = random.Random(f"world {seed}")
         self.log = []
+        self.claims = len(CLAIMS)
         self.steps = 0
         self.workers = []
         self.clock = FakeClock()
@@ -388,7 +389,7 @@ class World:
         self.dispatcher.stop()
         left = pykka.ActorRegistry.get_all()
         assert not left, f"actors left: {left}"
-        assert not len(CLAIMS), "claims left"
+        assert len(CLAIMS) == self.claims, "claims left"
 
 
 def simulate(seed):
