@@ -15,7 +15,6 @@ import pytest
 
 from greenroom import (
     ApprovalPolicy,
-    Checkpoint,
     Greenroom,
     GreenroomError,
     NativePermissions,
@@ -30,7 +29,6 @@ from greenroom import (
 from greenroom.actors import engine
 from greenroom.events import AssistantText, ToolCall
 from greenroom.testing import FakeCheckpointStore, FakeTransport, FakeTurn, RecordingEventHandler
-from greenroom.testing.scripted import Plan
 from tests.faults.bench import AT_ONCE, PATIENCE_S, outcome_of, until
 from tests.faults.test_poison import bounded
 
@@ -493,15 +491,15 @@ def script(tmp_path, body, *, expect=0, timeout_s=30):
     [
         ("s.run(s.prepare_turn(TurnRequest(prompt='SAY a')))", 5.0),
         (
-            "threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt='SAY a\\nHANG')),), daemon=True).start(); time.sleep(0.5)",
+            "begin(s, 'SAY a\\nHANG')",
             5.0,
         ),
         (
-            "threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt='IGNORE_INTERRUPT\\nSAY a\\nHANG')),), daemon=True).start(); time.sleep(0.5)",
+            "begin(s, 'IGNORE_INTERRUPT\\nSAY a\\nHANG')",
             6.0,
         ),
         (
-            "threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt='SPAWN 60\\nSAY a\\nHANG')),), daemon=True).start(); time.sleep(0.5)",
+            "begin(s, 'SPAWN 60\\nSAY a\\nHANG')",
             6.0,
         ),
         ("s.prepare_turn(TurnRequest(prompt='never'))", 5.0),
@@ -511,6 +509,9 @@ def script(tmp_path, body, *, expect=0, timeout_s=30):
 )
 def test_a_script_that_forgets_to_close_ends_soon_and_leaves_nothing(tmp_path, course, bound_s):
     body = f"""
+        def begin(s, prompt):
+            threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt=prompt)),), daemon=True).start()
+            time.sleep(0.5)
         def hung(s):
             h = session(event_handlers=(lambda event: threading.Event().wait(60),))
             h.run(h.prepare_turn(TurnRequest(prompt='SAY a')))

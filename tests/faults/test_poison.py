@@ -15,7 +15,6 @@ import pytest
 from greenroom import Greenroom, GreenroomError, NativePermissions, SessionCrashedError, Turn, TurnRequest
 from greenroom.actors import conversation, guardian, messages, supervisor, worker
 from greenroom.actors.cell import Cell
-from greenroom.actors.conversation import ConversationActor
 from greenroom.actors.dispatcher import LoopFailed, PipeReady, TimerFired
 from greenroom.actors.guardian import GuardianActor
 from greenroom.actors.runtime import tell

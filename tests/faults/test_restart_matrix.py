@@ -54,9 +54,9 @@ KINDS = {
 
 
 def cases():
-    for name in KINDS:
+    for name, kind in KINDS.items():
         for later in (False, True):
-            yield pytest.param(KINDS[name], later, id=f"{name}-{'later' if later else 'first'}")
+            yield pytest.param(kind, later, id=f"{name}-{'later' if later else 'first'}")
 
 
 @pytest.mark.parametrize(("kind", "later"), list(cases()))
