@@ -22,7 +22,7 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import SessionCore
+from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import (
@@ -299,14 +299,17 @@ class Session:
         if not isinstance(request, TurnRequest):
             raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
         transport = self._core.transport
+        flags = NO_FLAGS
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
+            flags = transport.flags(self._core.spec, request)
         core = TicketCore(self._ids.new_id("turn"), self.id)
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=core.turn_id,
             nonce=new_nonce(),
             request=request,
+            flags=flags,
             expect_conversation=expect_conversation,
             pin=pin,
             ticket=core,

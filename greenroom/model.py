@@ -167,6 +167,14 @@ def _check_timeout(_: object, __: object, timeout: float | None) -> None:
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
 
 
+def _check_env(_: object, __: object, env: Mapping[str, str] | None) -> None:
+    for name, value in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"environment variables are strings, got {name!r}: {type(value).__name__}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"not the name or value of an environment variable: {name!r}")
+
+
 @attrs.frozen
 class TurnRequest:
     """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value.
@@ -179,7 +187,7 @@ class TurnRequest:
     timeout: float | None = attrs.field(default=None, kw_only=True, validator=_check_timeout)
     output_schema: OutputSchema | None = attrs.field(default=None, kw_only=True)
     reasoning_effort: str | None = attrs.field(default=None, kw_only=True)
-    env: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, hash=False)
+    env: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, hash=False, validator=_check_env)
     mcp_workspace: Path | str | None = attrs.field(default=None, kw_only=True)
     extra_args: tuple[str, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
     mcp_servers: tuple[StdioMcpServer, ...] = attrs.field(default=(), converter=tuple, kw_only=True)

@@ -11,11 +11,12 @@ import attrs
 import pykka
 
 from greenroom.actors.cell import Cell
+from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
 from greenroom.errors import GreenroomError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
-from greenroom.transports.base import Attempt, LaunchSpec, Process
+from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
     from greenroom.actors.ticket import TicketCore
@@ -37,6 +38,7 @@ class PrepareTurn(Message):
     turn_id: str
     nonce: str
     request: TurnRequest
+    flags: Flags
     expect_conversation: str | None
     pin: bool
     ticket: TicketCore
@@ -391,7 +393,10 @@ class RetireSession(Message):
 
     def refuse(self) -> None:
         """The supervisor is gone, and with it everything it had to prove."""
-        self.closed.settle(None)
+        try:
+            CLAIMS.drop(self.session_id)
+        finally:
+            self.closed.settle(None)
 
 
 @attrs.frozen(kw_only=True)

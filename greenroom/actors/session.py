@@ -24,11 +24,11 @@ from greenroom.actors.ticket import Batch, TicketCore
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
 from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
-from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
+from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
-from greenroom.transports.base import Attempt, Flags, LaunchSpec, StreamTransport
+from greenroom.transports.base import Attempt, Flags, LaunchSpec
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
 
@@ -98,7 +98,7 @@ class SessionActor(LoopActor):
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
-        self._requests: dict[str, TurnRequest] = {}
+        self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
         self._conversation: tuple[int, Ref] | None = None
@@ -108,6 +108,7 @@ class SessionActor(LoopActor):
         self._calls: collections.deque[ToolCall] = collections.deque(maxlen=CALLS_KEPT)
         self._slot_waits: dict[int, float] = {}
         self._held_deadline: tuple[str, int] | None = None
+        self._deadline_timer: TimerHandle | None = None
         self._waits: dict[int, TimerHandle] = {}
         self._sequence = 0
         self._interrupt_told: str | None = None
@@ -258,7 +259,7 @@ class SessionActor(LoopActor):
             self._supersede(command.superseded, command.turn_id)
         message = self._prepares.pop(command.turn_id)
         self._tickets[command.turn_id] = message.ticket
-        self._requests[command.turn_id] = message.request
+        self._requests[command.turn_id] = message
         message.reply_to.settle(command.expected_conversation)
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
@@ -282,13 +283,7 @@ class SessionActor(LoopActor):
             message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} is not the session's most recent ticket"))
             return
         self._calls.clear()
-        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._flags(message.turn_id)))
-
-    def _flags(self, turn_id: str) -> Flags:
-        transport = self._core.transport
-        if isinstance(transport, StreamTransport):
-            return transport.flags(self._core.spec, self._requests[turn_id])
-        return NO_FLAGS
+        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._requests[message.turn_id].flags))
 
     def _settle(self, turn_id: str, ending: Callable[[TicketCore], None]) -> None:
         """End the ticket, once the store has confirmed what was written for it: who has the outcome finds the checkpoint."""
@@ -426,17 +421,17 @@ class SessionActor(LoopActor):
         self._advance(e.Named(now_s=self._now_s(), incarnation=message.incarnation, conversation_id=message.conversation_id))
 
     def _execute(self, command: c.Execute) -> None:
-        request = self._requests.get(command.turn_id)
-        if request is None:
+        prepared = self._requests.get(command.turn_id)
+        if prepared is None:
             return
         attempt = Attempt(
             turn_id=command.turn_id,
-            request=request,
+            request=prepared.request,
             how=command.how,
             receipt=command.receipt,
             probe=command.probe,
             deadline_s=command.deadline_s,
-            timeout_s=request.timeout,
+            timeout_s=prepared.request.timeout,
         )
         self._receipt = command.receipt
         self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
@@ -513,8 +508,11 @@ class SessionActor(LoopActor):
             timer.cancel()
 
     def _set_deadline(self, command: c.SetDeadline) -> None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         delay_s = max(0.0, command.deadline_s - self._now_s())
-        self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=("deadline", command.turn_id, command.attempt)))
+        token = ("deadline", command.turn_id, command.attempt)
+        self._deadline_timer = self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=token))
 
     def _deadline_passed(self, turn_id: str, attempt: int) -> None:
         """The wait for a start slot does not count: while it lasts, the deadline is held, and put off by as much."""
@@ -589,6 +587,8 @@ class SessionActor(LoopActor):
             self._writes.endings.popleft()[1]()
         for timer in self._waits.values():
             timer.cancel()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         if error is not None:
             self._core.view = attrs.evolve(self._core.view, closed=True)
             for incarnation in self._started:

@@ -36,6 +36,7 @@ logger = logging.getLogger("greenroom.conversation")
 
 INTERRUPT_GRACE_S = 10.0
 INTERRUPT_AGAIN_S = 0.5
+CLOSE_GRACE_S = 5.0
 CONTINUE_TEXT = "Continue from where you left off."
 
 Ref = pykka.ActorRef[Any]
@@ -282,7 +283,6 @@ class WorkerConversationActor(LoopActor):
             else TransportDiedError(error.argv, error.returncode, error.stdout, error.stderr, reason=error.detail, usage=error.usage)
         )
         self._report_down(died, expected=False, sent=True)
-        self._close_aside()
         self.finish()
 
     # --- end
@@ -291,14 +291,8 @@ class WorkerConversationActor(LoopActor):
         self._gate.set()
         if self._attempt is not None:
             self._end_attempt(result=TurnResult(interrupted=True), error=None)
-        self._close_aside()
         self._report_down(TransportDiedError(reason=reason), expected=True, sent=False)
         self.finish()
-
-    def _close_aside(self) -> None:
-        conversation, worker = self._conversation, self._worker
-        if conversation is not None and worker is not None:
-            worker.aside(lambda: conversation.close())  # noqa: PLW0108 - looked up aside: a user's attribute may raise
 
     def _report_down(self, error: TransportDiedError, *, expected: bool, sent: bool) -> None:
         if self._down:
@@ -308,7 +302,24 @@ class WorkerConversationActor(LoopActor):
         self._tell(
             m.Down(incarnation=incarnation, error=error, expected=expected, refused=False, sent=sent, usage=error.usage, duration_ms=0)
         )
-        tell(self._supervisor, m.ProcessGone(session_id=self._session_id, incarnation=incarnation, mark=None))
+        self._close_aside(m.ProcessGone(session_id=self._session_id, incarnation=incarnation, mark=None))
+
+    def _close_aside(self, gone: m.ProcessGone) -> None:
+        """Close the conversation and say so; the next one must not be opened beside it, nor for ever wait for it."""
+        conversation, supervisor = self._conversation, self._supervisor
+        if conversation is None or self._worker is None:
+            tell(supervisor, gone)
+            return
+        patience = self.dispatcher.call_later(CLOSE_GRACE_S, supervisor, gone)
+
+        def job() -> None:
+            try:
+                conversation.close()
+            finally:
+                patience.cancel()
+                tell(supervisor, gone)
+
+        self._worker.aside(job)
 
     def _tell(self, message: Message) -> None:
         tell(self._session, message)
@@ -318,7 +329,6 @@ class WorkerConversationActor(LoopActor):
         self._gate.set()
         if error is not None:
             self._report_down(TransportDiedError(reason=f"its actor crashed: {error!r}"), expected=False, sent=self._attempt is not None)
-            self._close_aside()
         if self._worker is not None:
             self._worker.stop()
 
