@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from greenroom import CliNotFoundError
-from greenroom.transports.claude.binary import check_version, find_binary
+from greenroom.transports.claude.transport import PROGRAM
+from greenroom.transports.versions import check_version
 from tests.e2e.stage import Stage
 
 
@@ -26,11 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def claude(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The real binary: on PATH, or the one that the package claude-agent-sdk carries."""
     try:
-        path = find_binary({"PATH": os.environ.get("PATH", os.defpath)})
+        path = PROGRAM.find({"PATH": os.environ.get("PATH", os.defpath)})
     except CliNotFoundError as error:
         pytest.fail(f"the tests of the real CLI need it: {error}; {error.hint}")
     home = tmp_path_factory.mktemp("version-home")
-    check_version(path, {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home)}, 30.0)
+    check_version(path, {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home)}, 30.0, PROGRAM)
     return path
 
 

@@ -19,7 +19,8 @@ from greenroom.events import ToolCall
 from greenroom.ids import IdAllocator
 from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
-from greenroom.transports.claude import binary, transcript
+from greenroom.transports.binaries import Program
+from greenroom.transports.claude import transcript
 from greenroom.transports.claude.codec import ClaudeCodec
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.launch import (
@@ -33,15 +34,23 @@ from greenroom.transports.claude.launch import (
     schema_of,
 )
 from greenroom.transports.claude.lines import MAX_TEXT_BYTES, too_long
+from greenroom.transports.versions import check_version
 
 NAME = "claude"
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _SANDBOX_TOOLS = ("bwrap", "socat")
 
+PROGRAM = Program(
+    name="claude",
+    package="claude_agent_sdk",
+    carried="_bundled/claude",
+    minimum=(2, 1, 332),
+    hint="install it with: npm install -g @anthropic-ai/claude-code (or pip install 'greenroom[clis]')",
+)
 PROFILE = ProviderProfile(
     name=NAME,
     display_name="Claude Code",
-    binary=binary.NAME,
+    binary=PROGRAM.name,
     native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.WORKSPACE_WRITE}),
     supports_resume=True,
     supports_steer=True,
@@ -101,7 +110,7 @@ class ClaudeStreamTransport:
 
         Raises CliNotFoundError.
         """
-        return binary.find_binary(self._environment(), self._binary)
+        return PROGRAM.find(self._environment(), self._binary)
 
     def check(self) -> str:
         """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
@@ -109,7 +118,7 @@ class ClaudeStreamTransport:
         Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 2.1.332.
         """
         env = {name: value for name, value in self._environment().items() if not is_parent_marker(name)}
-        return binary.check_version(self.find_binary(), env, self.check_timeout)
+        return check_version(self.find_binary(), env, self.check_timeout, PROGRAM)
 
     @property
     def state_home(self) -> str:

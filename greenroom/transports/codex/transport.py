@@ -17,7 +17,7 @@ from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDial
 from greenroom.ids import IdAllocator
 from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec, LinkLaunch
-from greenroom.transports.codex import binary
+from greenroom.transports.binaries import Program
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
@@ -30,10 +30,17 @@ NAME = "codex"
 MAX_PROMPT_CHARS = 1_048_576
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
+PROGRAM = Program(
+    name="codex",
+    package="codex_cli_bin",
+    carried="bin/codex",
+    minimum=(0, 163, 0),
+    hint="install it with: npm install -g @openai/codex (or pip install openai-codex-cli-bin)",
+)
 PROFILE = ProviderProfile(
     name=NAME,
     display_name="Codex",
-    binary=binary.NAME,
+    binary=PROGRAM.name,
     native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.READ_ONLY, NativeMode.WORKSPACE_WRITE}),
     supports_resume=True,
     supports_steer=True,
@@ -92,7 +99,7 @@ class CodexAppServerTransport:
 
         Raises CliNotFoundError.
         """
-        return binary.find_binary(self._environment(), self._binary)
+        return PROGRAM.find(self._environment(), self._binary)
 
     def check(self) -> str:
         """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
@@ -100,7 +107,7 @@ class CodexAppServerTransport:
         Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 0.163.0.
         """
         env = {name: value for name, value in self._environment().items() if name not in PARENT_MARKERS}
-        return check_version(self.find_binary(), env, self.check_timeout, binary.NEEDED)
+        return check_version(self.find_binary(), env, self.check_timeout, PROGRAM)
 
     @property
     def state_home(self) -> str:

@@ -10,8 +10,7 @@ import pytest
 from greenroom.errors import CliCheckError, CliNotFoundError, McpConfigError, ProviderCapabilityError, SchemaDialectError
 from greenroom.model import ApprovalPolicy, ConversationSpec, NativeMode, NativePermissions, OutputSchema, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Codec, LaunchSpec, StreamTransport
-from greenroom.transports.claude import binary
-from greenroom.transports.claude.transport import ClaudeStreamTransport
+from greenroom.transports.claude.transport import PROGRAM, ClaudeStreamTransport
 
 
 def script(path: pathlib.Path, body: str) -> pathlib.Path:
@@ -66,7 +65,7 @@ def test_found_and_needed_are_kept(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_newer_version_is_compared_by_number() -> None:
-    assert binary.MINIMUM < (2, 1, 1000)
+    assert PROGRAM.minimum < (2, 1, 1000)
 
 
 def test_no_such_binary_and_not_executable(tmp_path: pathlib.Path) -> None:
@@ -90,9 +89,9 @@ def test_the_path_of_the_given_environment_is_searched(claude: pathlib.Path) -> 
     assert ClaudeStreamTransport(env={"PATH": str(claude.parent)}, binary="claude").find_binary() == str(claude)
 
 
-@pytest.mark.skipif(binary.bundled() is None, reason="claude-agent-sdk is not installed")
+@pytest.mark.skipif(PROGRAM.bundled() is None, reason="claude-agent-sdk is not installed")
 def test_else_the_one_in_the_package(tmp_path: pathlib.Path) -> None:
-    assert ClaudeStreamTransport(env={"PATH": str(tmp_path)}).find_binary() == binary.bundled()
+    assert ClaudeStreamTransport(env={"PATH": str(tmp_path)}).find_binary() == PROGRAM.bundled()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------------
