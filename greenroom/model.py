@@ -169,7 +169,7 @@ def _check_timeout(_: object, __: object, timeout: float | None) -> None:
 
 def _check_env(_: object, __: object, env: Mapping[str, str] | None) -> None:
     for name, value in (env or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
+        if type(name) is not str or type(value) is not str:
             raise TypeError(f"environment variables are strings, got {name!r}: {type(value).__name__}")
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"not the name or value of an environment variable: {name!r}")
