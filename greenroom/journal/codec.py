@@ -264,11 +264,19 @@ def _record_reader(cls: type) -> _Reader:
     return lambda tree: cls(**{name: item for name, item in tree.items() if name in known})
 
 
+def _field_defaults(cls: type[GreenroomError]) -> dict[str, Any]:
+    """Return the defaults of the fields that the constructor keeps under the name of its argument."""
+    made_by: Any = cls.__init__
+    if not inspect.isfunction(made_by):
+        return {}
+    kept = made_by.__code__.co_names
+    parameters = inspect.signature(made_by).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not one.empty and one.name in kept}
+
+
 def _error_reader(cls: type[GreenroomError]) -> _Reader:
     """Build an error by its fields, without its constructor, which makes a message of them; a field that is missing has its default."""
-    made_by: Any = cls.__init__
-    parameters = inspect.signature(made_by).parameters.values() if inspect.isfunction(made_by) else ()
-    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    defaults = _field_defaults(cls)
 
     def reader(tree: dict[str, Any]) -> GreenroomError:
         error = cls.__new__(cls)

@@ -32,7 +32,7 @@ from greenroom.model import StateDirProblem, StoreFault
 
 _PROBE_BYTES = 64 * 1024
 # What SQLite says of one record, and not of the file.
-_BAD_RECORD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError, OverflowError)
+_BAD_RECORD = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
 
 
 class _Dependent(Protocol):
@@ -134,7 +134,9 @@ class Journal:
             connection.execute("SAVEPOINT put")
             try:
                 self._writer.write(record, self._wall())
-            except (JournalError, *_BAD_RECORD) as error:
+            except Exception as error:
+                if isinstance(error, (sqlite3.Error, MemoryError)) and not isinstance(error, _BAD_RECORD):
+                    raise
                 connection.execute("ROLLBACK TO put")
                 connection.execute("RELEASE put")
                 if isinstance(error, JournalError):
@@ -180,6 +182,8 @@ class Journal:
             yield
         except sqlite3.Error as error:
             raise self._fail(files.fault_of(error), str(error)) from error
+        except MemoryError as error:
+            raise self._fail(StoreFault.OTHER, "out of memory") from error
 
     def _fail(self, fault: StoreFault, detail: str) -> StoreFailedError:
         """Close the connection, so that its state is known, whatever SQLite made of the failure."""

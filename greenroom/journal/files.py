@@ -79,7 +79,7 @@ def accepted(directory: pathlib.Path, *, sync: Sync, at_s: float) -> sqlite3.Con
     connection = None
     try:
         if not os.path.lexists(path):
-            _make(path, at_s)
+            _make(path, at_s, sync=sync)
         _judge_file(directory, path)
         judge(directory, path)
         connection = connect(path, sync=sync)
@@ -109,19 +109,23 @@ def _refused(directory: pathlib.Path, error: sqlite3.Error) -> StateDirError:
 # --- making
 
 
-def _make(path: pathlib.Path, at_s: float) -> None:
+def _make(path: pathlib.Path, at_s: float, *, sync: Sync) -> None:
     """Make a journal in one step: whoever dies in between leaves none, and what is left over of it is cleared away."""
     new = path.with_name(path.name + ".new")
     for suffix in _SUFFIXES:
         pathlib.Path(f"{new}{suffix}").unlink(missing_ok=True)
     _make_empty(new)
-    with closing(connect(new, sync="full")) as connection:
+    with closing(sqlite3.connect(_uri(new, "rw"), uri=True, isolation_level=None)) as connection:
+        # One flush at the end does for all; without it the name could outlive the contents in a power cut.
+        connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("PRAGMA journal_mode = WAL")
         migrate(connection, at_s)
+    _flush(new)
     new.rename(path)
-    _flush(path.parent)
+    if sync == "full":
+        _flush(path.parent)
 
 
 def _make_empty(path: pathlib.Path) -> None:
@@ -133,8 +137,8 @@ def _make_empty(path: pathlib.Path) -> None:
         os.close(fd)
 
 
-def _flush(directory: pathlib.Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+def _flush(path: pathlib.Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

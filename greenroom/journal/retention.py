@@ -19,11 +19,13 @@ def trim(connection: sqlite3.Connection, *, before_s: float, max_bytes: int) -> 
     """
     batches = _forget_events(connection, before_s)
     sessions = _forget_inputs(connection, before_s)
-    too_large = _bytes_used(connection) > max_bytes
+    excess = _bytes_used(connection) - max_bytes
+    too_large = excess > 0
     if too_large:
         sessions += _forget_inputs(connection, _FOREVER_S)
-        batches += _forget_events(connection, _FOREVER_S) if sessions == 0 else 0
-    connection.execute(f"PRAGMA incremental_vacuum({PAGES_PER_ROUND})").fetchall()
+        batches += _forget_events(connection, _FOREVER_S, enough_bytes=excess) if sessions == 0 else 0
+    # Not `execute`, which takes one step of a statement without columns, and so gives back one page.
+    connection.executescript(f"PRAGMA incremental_vacuum({PAGES_PER_ROUND})")
     full_round = batches >= BATCHES_PER_ROUND or sessions >= SESSIONS_PER_ROUND
     return Trimmed(batches=batches, sessions=sessions, more=full_round or (too_large and batches + sessions > 0))
 
@@ -33,23 +35,34 @@ def _bytes_used(connection: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
-def _forget_events(connection: sqlite3.Connection, before_s: float) -> int:
+def _forget_events(connection: sqlite3.Connection, before_s: float, *, enough_bytes: float = _FOREVER_S) -> int:
     """Forget the oldest batches, and note for each session how far: a reader is told of the gap."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        sql = "SELECT seq, session, last_sequence FROM agent_events WHERE at_wall_s < ? ORDER BY at_wall_s, seq LIMIT ?"
-        gone = connection.execute(sql, (before_s, BATCHES_PER_ROUND)).fetchall()
+        gone = _oldest(connection, before_s, enough_bytes)
         connection.executemany("DELETE FROM agent_events WHERE seq = ?", [(seq,) for seq, _, _ in gone])
-        last: dict[int, int] = {}
-        for _, session, sequence in gone:
-            last[session] = max(sequence, last.get(session, 0))
-        marks = [(sequence, session) for session, sequence in last.items()]
-        connection.executemany("UPDATE session SET trimmed_to = max(trimmed_to, ?) WHERE seq = ?", marks)
+        marks: dict[int, int] = {}
+        for _, session, last in gone:
+            marks[session] = max(last, marks.get(session, 0))
+        sql = "UPDATE session SET trimmed_to = max(trimmed_to, ?) WHERE seq = ?"
+        connection.executemany(sql, [(last, session) for session, last in marks.items()])
         connection.execute("COMMIT")
     except BaseException:
         _undo(connection)
         raise
     return len(gone)
+
+
+def _oldest(connection: sqlite3.Connection, before_s: float, enough_bytes: float) -> list[tuple[int, int, int]]:
+    """Return (seq, session, last_sequence) of the oldest batches, until they make up `enough_bytes`."""
+    sql = "SELECT seq, session, last_sequence, length(body) FROM agent_events WHERE at_wall_s < ? ORDER BY at_wall_s, seq LIMIT ?"
+    found: list[tuple[int, int, int]] = []
+    for seq, session, last_sequence, size in connection.execute(sql, (before_s, BATCHES_PER_ROUND)).fetchall():
+        if enough_bytes <= 0:
+            break
+        found.append((seq, session, last_sequence))
+        enough_bytes -= size
+    return found
 
 
 def _forget_inputs(connection: sqlite3.Connection, before_s: float) -> int:
