@@ -170,7 +170,7 @@ def judge(directory: pathlib.Path, path: pathlib.Path) -> None:
         for name in ("",) if whole else tuple(f"('{table}')" for table in CORE_TABLES):
             verdict = connection.execute(f"PRAGMA quick_check{name}").fetchone()[0]
             if verdict != "ok":
-                raise refused(directory, StateDirProblem.DAMAGED, f"{JOURNAL_NAME}: {verdict}", hint=_DAMAGED_HINT)
+                raise refused(directory, StateDirProblem.DAMAGED, f"{JOURNAL_NAME}: {' '.join(verdict.split())}", hint=_DAMAGED_HINT)
 
 
 def _judge_kind(directory: pathlib.Path, connection: sqlite3.Connection) -> None:

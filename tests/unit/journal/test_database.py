@@ -327,6 +327,16 @@ def test_old_events_go_and_the_reader_is_told(journal, wall):
     assert Recovery(journal).events("s-1", 20).gaps == ()
 
 
+def test_how_far_events_went_is_not_forgotten_when_the_clock_was_set_back(journal, wall):
+    write(journal, opened(), spoken(1, at_wall_s=500.0), spoken(2, at_wall_s=100.0))
+    wall.now_s = 200.0
+    trim_all(journal, max_age_s=0.0, max_bytes=10**12)
+    assert [batch.first_sequence for batch in Recovery(journal).events("s-1").batches] == [1]
+    wall.now_s = 600.0
+    trim_all(journal, max_age_s=0.0, max_bytes=10**12)
+    assert [(gap.first_sequence, gap.last_sequence) for gap in Recovery(journal).events("s-1").gaps] == [(1, 2)]
+
+
 def test_the_inputs_of_an_open_session_stay_and_those_of_a_closed_one_go_whole(journal, wall):
     write(journal, opened("s-1"), opened("s-2"), *(named(n, name) for n in range(1, 4) for name in ("s-1", "s-2")))
     write(journal, SessionClosed(session_id="s-2"))

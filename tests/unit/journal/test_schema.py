@@ -8,7 +8,6 @@ import pytest
 
 from greenroom.errors import StateDirError
 from greenroom.journal import STANDARD, Journal, Recovery, Verdict
-from greenroom.journal.files import judge
 from greenroom.journal.schema import APPLICATION_ID, CORE_TABLES, MIGRATIONS, migrate, version_of
 from greenroom.journal.tables import Writer
 from greenroom.model import StateDirProblem
@@ -150,17 +149,26 @@ def test_a_journal_without_tables_is_refused(state_dir):
     assert caught.value.problem is StateDirProblem.DAMAGED
 
 
-def test_of_a_large_journal_the_core_is_checked(state_dir, monkeypatch):
-    monkeypatch.setattr("greenroom.journal.files.FULL_CHECK_BYTES", 0)
+def spoil(path, marker):
+    """Damage the bookkeeping of every page that holds `marker`, so that SQLite reads it without a word."""
+    data = bytearray(path.read_bytes())
+    for start in range(4096, len(data), 4096):
+        if marker in data[start : start + 4096]:
+            data[start + 8 : start + 40] = b"\x0f" * 32
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("whole_up_to", [0, 10**9])
+@pytest.mark.parametrize(("marker", "checked_always"), [(b"do it", True), (b"Named", False)])
+def test_a_small_journal_is_checked_whole_and_of_a_large_one_the_core(state_dir, monkeypatch, whole_up_to, marker, checked_always):
+    monkeypatch.setattr("greenroom.journal.files.FULL_CHECK_BYTES", whole_up_to)
     with Journal.open(state_dir) as journal:
-        write(journal, opened(), prepared())
-    judge(state_dir, state_dir / "journal.db")
-    page = 4096
-    data = bytearray((state_dir / "journal.db").read_bytes())
-    for start in range(page, len(data), page):
-        if b"do it" in data[start : start + page]:
-            data[start : start + 8] = b"\xff" * 8
-    (state_dir / "journal.db").write_bytes(data)
-    with pytest.raises(StateDirError) as caught:
+        write(journal, opened(), prepared(), *(named(n) for n in range(50)))
+    spoil(state_dir / "journal.db", marker)
+    if not checked_always and whole_up_to == 0:
+        Journal.open(state_dir).close()
+        return
+    with pytest.raises(StateDirError, match=r"database main .* page") as caught:
         Journal.open(state_dir)
     assert caught.value.problem is StateDirProblem.DAMAGED
+    assert "\n" not in str(caught.value)

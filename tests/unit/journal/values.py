@@ -159,5 +159,5 @@ def same(one, other):
     if isinstance(one, tuple | list):
         return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
     if isinstance(one, frozenset):
-        return {repr(item) for item in one} == {repr(item) for item in other}
+        return len(one) == len(other) and all(any(same(item, found) for found in other) for item in one)
     return one == other
