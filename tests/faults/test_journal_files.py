@@ -231,15 +231,13 @@ def test_a_forked_child_that_lives_on_does_not_keep_the_directory(tmp_path):
     os.close(tell_us)
     os.close(go)
     os.waitpid(host, 0)
-    child = int(os.read(told_us, 20))
-    pidfd = os.pidfd_open(child)
+    assert int(os.read(told_us, 20)) > 0
     with Journal.open(state_dir) as journal:
         write(journal, *story(2))
         os.close(let_go)
         os.read(told_us, 1)  # its end, by the last copy of the pipe
         write(journal, *story(3))
     os.close(told_us)
-    os.close(pidfd)
     assert told(state_dir) == 3
 
 
