@@ -69,6 +69,33 @@ class FailureKind(enum.Enum):
     OTHER = "other"
 
 
+class StateDirProblem(enum.Enum):
+    """Why a state directory cannot be used, by what its owner can do about it."""
+
+    IN_USE = "in use"
+    NEWER_VERSION = "newer version"
+    OTHER_USER = "another user's"
+    EXPOSED = "writable by others"
+    READ_ONLY = "read-only"
+    DAMAGED = "damaged"
+    FOREIGN = "not a journal"
+    UNUSABLE = "unusable"
+
+
+class StoreFault(enum.Enum):
+    """Why the journal could not write or read. After any of them it is closed until it is healed."""
+
+    FULL = "disk full"
+    IO = "input/output error"
+    BUSY = "locked"
+    READ_ONLY = "read-only"
+    DAMAGED = "damaged"
+    GONE = "removed"
+    CLOSED = "closed"
+    FORKED = "forked"
+    OTHER = "other"
+
+
 class OnDeath(enum.Enum):
     """What to do when a process died in a turn whose prompt the provider had already taken."""
 
