@@ -69,6 +69,33 @@ class FailureKind(enum.Enum):
     OTHER = "other"
 
 
+class StateDirProblem(enum.Enum):
+    """Why a state directory cannot be used, by what its owner can do about it."""
+
+    IN_USE = "in use"
+    NEWER_VERSION = "newer version"
+    OTHER_USER = "another user's"
+    EXPOSED = "writable by others"
+    READ_ONLY = "read-only"
+    DAMAGED = "damaged"
+    FOREIGN = "not a journal"
+    UNUSABLE = "unusable"
+
+
+class StoreFault(enum.Enum):
+    """Why the journal could not write or read. After any of them it is closed until it is healed."""
+
+    FULL = "disk full"
+    IO = "input/output error"
+    BUSY = "locked"
+    READ_ONLY = "read-only"
+    DAMAGED = "damaged"
+    GONE = "removed"
+    CLOSED = "closed"
+    FORKED = "forked"
+    OTHER = "other"
+
+
 class OnDeath(enum.Enum):
     """What to do when a process died in a turn whose prompt the provider had already taken."""
 
@@ -169,7 +196,7 @@ def _check_timeout(_: object, __: object, timeout: float | None) -> None:
 
 def _check_env(_: object, __: object, env: Mapping[str, str] | None) -> None:
     for name, value in (env or {}).items():
-        if not isinstance(name, str) or not isinstance(value, str):
+        if type(name) is not str or type(value) is not str:
             raise TypeError(f"environment variables are strings, got {name!r}: {type(value).__name__}")
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"not the name or value of an environment variable: {name!r}")

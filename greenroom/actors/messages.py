@@ -13,7 +13,7 @@ import pykka
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
-from greenroom.errors import GreenroomError, SessionStateError, TransportDiedError
+from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
@@ -79,7 +79,7 @@ class Steer(Message):
 
     def refuse(self) -> None:
         """Answer that the session is closed."""
-        self.reply_to.fail(_closed())
+        self.reply_to.fail(NoRunningTurnError("the session is closed"))
 
 
 @attrs.frozen(kw_only=True)
@@ -275,8 +275,6 @@ class SteerAttempt(Message):
 
     def refuse(self) -> None:
         """Answer that no turn runs."""
-        from greenroom.errors import NoRunningTurnError  # noqa: PLC0415 - only on this path
-
         self.reply_to.fail(NoRunningTurnError("no turn is running"))
 
 

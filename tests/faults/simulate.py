@@ -340,7 +340,9 @@ class World:
         self.dispatcher = Dispatcher(self, self.clock, seed)
         self.store = FakeCheckpointStore()
         limit = self.random.choice((None, 3))
-        self.supervisor = SupervisorActor.start(self.dispatcher, executor=None, max_starting=self.random.choice((1, 2, 8)), max_live=limit)
+        self.supervisor = SupervisorActor.start(
+            self.dispatcher, executor=None, room_id="room-1", max_starting=self.random.choice((1, 2, 8)), max_live=limit
+        )
         self.store_actor = StoreActor.start(self.dispatcher)
         self.observer_actor = ObserverActor.start(self.dispatcher)
         self.callers = [Caller(self, number) for number in range(self.random.randint(8, 16))]

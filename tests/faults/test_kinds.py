@@ -310,4 +310,5 @@ def test_sixty_starts_at_once_with_room_for_eight_and_a_third_of_them_failing(be
             assert isinstance(outcome, GreenroomError)
         else:
             assert outcome.result.text == str(number)
-    assert any(isinstance(event, Lifecycle) and event.detail == "start slot" for event in clis[1].events)
+    waited = [cli for cli in clis if any(isinstance(event, Lifecycle) and event.detail == "start slot" for event in cli.events)]
+    assert 10 < len(waited) <= 52
