@@ -12,6 +12,7 @@ from greenroom import testing
 from greenroom.cli import fields
 from greenroom.cli.results import Outcome, TaskRecord
 from greenroom.testing import contracts, model_rules, model_server, scripted, scripted_claude
+from greenroom.transports import environment
 from greenroom.transports.claude import launch, transport
 from greenroom.transports.codex import items, params
 from greenroom.transports.codex import transport as codex_transport
@@ -81,7 +82,7 @@ def test_claude():
     assert transport.PROGRAM.needed in page
     removed = page[page.index("Removed:") : page.index("`IS_SANDBOX`")]
     named = set(re.findall(r"`([A-Z_]+)`", removed))
-    assert named == {name for name in launch._PARENT_MARKERS if not name.startswith(launch._PARENT_PREFIXES)} | set(launch._PARENT_PREFIXES)
+    assert named == environment.PARENT_MARKERS | set(environment.PARENT_PREFIXES)
     used = set(re.findall(r'"(--[a-z-]+)"', pathlib.Path(launch.__file__).read_text(encoding="utf-8")))
     assert used - set(re.findall(r"--[a-z-]+", page)) == set()
 

@@ -28,12 +28,12 @@ from greenroom.transports.claude.launch import (
     ClaudeHook,
     argv_for,
     env_for,
-    is_parent_marker,
     refuse_permissions,
     schema_goes_by_handshake,
     schema_of,
 )
 from greenroom.transports.claude.lines import MAX_TEXT_BYTES, too_long
+from greenroom.transports.environment import without_parent
 from greenroom.transports.versions import check_version
 
 NAME = "claude"
@@ -117,8 +117,7 @@ class ClaudeStreamTransport:
 
         Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 2.1.332.
         """
-        env = {name: value for name, value in self._environment().items() if not is_parent_marker(name)}
-        return check_version(self.find_binary(), env, self.check_timeout, PROGRAM)
+        return check_version(self.find_binary(), without_parent(self._environment()), self.check_timeout, PROGRAM)
 
     @property
     def state_home(self) -> str:
@@ -171,7 +170,7 @@ class ClaudeStreamTransport:
     def launch(self, launch: LaunchSpec) -> Launch:
         """Return the command line, the environment and a fresh codec. Raises CliNotFoundError, McpConfigError."""
         argv = argv_for(self.find_binary(), launch, hooks=self.hooks, partial_messages=self.partial_messages)
-        env = env_for(launch, given=self.env, inherited=os.environ, extra=launch.flags.env)
+        env = env_for(launch, self._environment())
         return Launch(
             argv=argv,
             cwd=launch.spec.cwd,

@@ -21,7 +21,7 @@ from greenroom.transports.binaries import Program
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
-from greenroom.transports.environment import PARENT_MARKERS, child_env
+from greenroom.transports.environment import child_env, without_parent
 from greenroom.transports.marks import VARIABLE
 from greenroom.transports.versions import check_version
 
@@ -106,8 +106,7 @@ class CodexAppServerTransport:
 
         Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 0.163.0.
         """
-        env = {name: value for name, value in self._environment().items() if name not in PARENT_MARKERS}
-        return check_version(self.find_binary(), env, self.check_timeout, PROGRAM)
+        return check_version(self.find_binary(), without_parent(self._environment()), self.check_timeout, PROGRAM)
 
     @property
     def state_home(self) -> str:
