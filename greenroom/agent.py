@@ -143,7 +143,7 @@ class Agent:
         if (checkpoints is None) != (checkpoint_key is None):
             raise ValueError("checkpoints and checkpoint_key go together")
         room = self._room or _default_room()
-        room._check()  # noqa: SLF001
+        room._check()
         spec = ConversationSpec(
             cwd=_directory(cwd),
             permissions=self.permissions,
@@ -235,7 +235,7 @@ class Session:
         if core.checkpoint is not None:
             CLAIMS.take(core.claim_key(core.checkpoint.conversation_id), core.session_id)
         try:
-            self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))  # noqa: SLF001
+            self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))
         except BaseException:
             CLAIMS.drop(core.session_id)
             raise
@@ -336,9 +336,7 @@ class Session:
         """
         if on_event is None:
             self._start(ticket, None)
-            if not ticket._core.cell.wait(wait, self._clock):  # noqa: SLF001
-                raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
-            return ticket._core.cell.get()  # noqa: SLF001
+            return ticket.wait(wait)
         inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         sink = Sink(inbox.put, self._credit(ticket.turn_id))
         self._start(ticket, sink)
@@ -347,8 +345,7 @@ class Session:
         except BaseException:
             self._detach(ticket, sink)
             raise
-        ticket._core.cell.wait(None, self._clock)  # noqa: SLF001
-        return ticket._core.cell.get()  # noqa: SLF001
+        return ticket.wait()
 
     def _listen(
         self, ticket: TurnTicket, inbox: queue.SimpleQueue[Batch | None], sink: Sink, callback: EventCallback, wait: float | None
@@ -399,8 +396,7 @@ class Session:
         """
         if not self._core.transport.profile.supports_steer:
             raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
-        if not self._room._pid_is_ours():  # noqa: SLF001
-            self._room._check()  # noqa: SLF001
+        self._room._check_process()
         current = self._current
         if current is None or current.state is not TicketState.BEGUN or current.cell.settled:
             raise NoRunningTurnError("no turn is running")
@@ -411,7 +407,7 @@ class Session:
 
     def interrupt(self, ticket: TurnTicket | None = None) -> None:
         """End the running turn, or the one that `ticket` names; a prepared one is cancelled. Never waits; harmless when nothing fits."""
-        core = self._current if ticket is None else ticket._core  # noqa: SLF001
+        core = self._current if ticket is None else ticket._core
         if core is None or not self._owns(core):
             return
         if ticket is not None and core.cancel(TurnCancelledError(core.turn_id)):
@@ -449,7 +445,7 @@ class Session:
     def close(self) -> None:
         """End the session: a running turn is interrupted, its process ended. Returns when nothing of it runs. Idempotent."""
         self._begin_close()
-        if self._room._pid_is_ours():  # noqa: SLF001
+        if self._room._pid_is_ours():
             self._core.closed.wait(None, self._clock)
 
     async def aclose(self) -> None:
@@ -462,7 +458,7 @@ class Session:
 
     def _begin_close(self) -> None:
         self._closed = True
-        if self._room._pid_is_ours():  # noqa: SLF001
+        if self._room._pid_is_ours():
             tell(self._ref, m.CloseSession())
 
     def __enter__(self) -> Self:
@@ -483,25 +479,24 @@ class Session:
     # --- inside
 
     def _check(self) -> None:
-        self._room._check()  # noqa: SLF001
+        self._room._check()
         if self._closed:
             raise SessionStateError("the session is closed")
 
     def _start(self, ticket: TurnTicket, sink: Sink | None) -> None:
         """Mark the ticket begun, then post Run: an interrupt from now on means this turn."""
         self._check_ticket(ticket)
-        core = ticket._core  # noqa: SLF001
+        core = ticket._core
         with self._lock:
             core.begin(sink)
             self._current = core
         tell(self._ref, m.Run(turn_id=core.turn_id, ticket=core))
 
     def _check_ticket(self, ticket: TurnTicket) -> None:
-        # A closed session has settled the ticket: its own error says more than ours.
-        if not self._room._pid_is_ours():  # noqa: SLF001
-            self._room._check()  # noqa: SLF001
-        if not self._owns(ticket._core):  # noqa: SLF001
-            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._core.session_id!r}, not to {self.id!r}")  # noqa: SLF001
+        # Not whether the session is closed: that has settled the ticket, and its own error says more than ours.
+        self._room._check_process()
+        if not self._owns(ticket._core):
+            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._core.session_id!r}, not to {self.id!r}")
 
     def _owns(self, core: TicketCore) -> bool:
         return core.session_id == self.id
@@ -556,9 +551,9 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self._mailbox = _Mailbox(self._loop)
         self._buffer: list[SessionEvent] = []
         self._ended = False
-        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id))  # noqa: SLF001
-        session._start(ticket, self._sink)  # noqa: SLF001
-        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)  # noqa: SLF001
+        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id))
+        session._start(ticket, self._sink)
+        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)
         self._finalizer.atexit = False
 
     def __aiter__(self) -> TurnStream:
@@ -590,7 +585,7 @@ class TurnStream(AsyncIterator[SessionEvent]):
         if not self._ended:
             self.detach()
         done: asyncio.Future[None] = self._loop.create_future()
-        cell = self._ticket._core.cell  # noqa: SLF001
+        cell = self._ticket._core.cell
         cell.when_settled(_waker(self._loop, done))
         await done
         return cell.get()
