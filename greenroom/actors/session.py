@@ -237,7 +237,7 @@ class SessionActor(LoopActor):
             case c.Ignored():
                 logger.debug("session %s: ignored: %s", self._core.session_id, command.reason)
             case _:
-                assert_never(command)  # type: ignore[arg-type]
+                assert_never(command)
 
     # --- tickets
 
