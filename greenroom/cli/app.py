@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import math
 import shutil
 import sys
@@ -15,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 import attrs
 import typer
 
+from greenroom import __version__
 from greenroom.cli import demo as demo_command
 from greenroom.cli import doctor as doctor_command
 from greenroom.cli.engine import Engine
@@ -101,10 +101,7 @@ def run_command() -> NoReturn:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(f"greenroom {importlib.metadata.version('greenroom')}")
-        except importlib.metadata.PackageNotFoundError:  # run from a checkout
-            print("greenroom (not installed)")
+        print(f"greenroom {__version__}")
         raise typer.Exit
 
 
