@@ -100,6 +100,15 @@ _PLAIN = {
 }
 
 
+# What the class itself refuses.
+_NARROWER = {
+    TurnRequest: {
+        "timeout": st.none() | st.floats(min_value=0, exclude_min=True),
+        "env": st.none() | st.dictionaries(st.text("ABC_", min_size=1), st.text(st.characters(exclude_characters="\0"))),
+    }
+}
+
+
 def values_of(hint):
     """Return arbitrary values of a type as our classes are annotated with."""
     if hint in _PLAIN:
@@ -132,7 +141,7 @@ def instances(cls):
     if attrs.has(cls):
         resolved = typing.get_type_hints(cls)
         hints = {field.alias: resolved[field.name] for field in attrs.fields(cls) if field.init}
-    made = st.builds(cls, **{name: values_of(hint) for name, hint in hints.items()})
+    made = st.builds(cls, **{name: values_of(hint) for name, hint in hints.items()} | _NARROWER.get(cls, {}))
     return st.builds(_caused, made, st.none() | TEXT) if issubclass(cls, BaseException) else made
 
 
