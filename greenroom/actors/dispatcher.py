@@ -15,6 +15,7 @@ import os
 import random
 import selectors
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
@@ -71,6 +72,9 @@ class Dispatcher(Protocol):
 
     def offload(self, job: Job, ref: Ref) -> None:
         """Run `job` on the starter thread and tell `ref` the message that it returns."""
+
+    def after_round(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the actors that are ready have had their turn: whoever it wakes does not fight them for the GIL."""
 
     def worker(self, owner: Ref, name: str) -> Worker:
         """Return a worker for jobs that block for as long as they like."""
@@ -199,6 +203,7 @@ class LoopDispatcher:
         self._timers: list[tuple[float, int, _HeapTimer]] = []
         self._new_timers: collections.deque[tuple[float, int, _HeapTimer]] = collections.deque()
         self._timer_ids = itertools.count()
+        self._after_round: list[Callable[[], None]] = []
         self._pipes = _Pipes()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
         self._pipes.selector.register(self._wake_read, selectors.EVENT_READ)
@@ -263,6 +268,10 @@ class LoopDispatcher:
 
     # --- from the loop's own thread
 
+    def after_round(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the actors that are ready have had their turn."""
+        self._after_round.append(callback)
+
     def watch(self, fd: int, ref: Ref, *, read: bool, write: bool) -> None:
         """Report readiness of `fd` to `ref`; both False: stop watching."""
         self._pipes.watch(fd, ref, _mask(read=read, write=write))
@@ -288,6 +297,8 @@ class LoopDispatcher:
             for _ in range(ROUNDS_UNSEEN):
                 for _ in range(len(ready)):
                     ready.popleft().run_batch(BATCH_MESSAGES)
+                if self._after_round:
+                    self._end_round()
                 if not ready:
                     break
             self._fire_timers()
@@ -295,6 +306,11 @@ class LoopDispatcher:
                 return
             self._pipes.settle()
             self._sleep()
+
+    def _end_round(self) -> None:
+        callbacks, self._after_round = self._after_round, []
+        for callback in callbacks:
+            callback()
 
     def _sleep(self) -> None:
         # The flag first, the look second: whoever schedules after the look sees the flag and wakes us.
@@ -359,6 +375,7 @@ class ClockedDispatcher:
         self.resume = loop.resume
         self.offload = loop.offload
         self.worker = loop.worker
+        self.after_round = loop.after_round
 
     def monotonic(self) -> float:
         """Return the clock's time in seconds."""
@@ -401,6 +418,10 @@ class ManualDispatcher:
     def resume(self, fd: int) -> None:
         """Report readiness of `fd` again."""
         self._pipes.resume(fd)
+
+    def after_round(self, callback: Callable[[], None]) -> None:
+        """Call it now: nobody else runs."""
+        callback()
 
     def offload(self, job: Job, ref: Ref) -> None:
         """Keep the job for a later step."""

@@ -332,17 +332,17 @@ class SessionActor(LoopActor):
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
         if ticket is not None and ticket.sink is not None:
             clock = self.dispatcher.clock
-            ticket.sink.put(
-                Batch(
-                    session_id=self._core.session_id,
-                    turn_id=turn_id,
-                    incarnation=incarnation,
-                    first_sequence=first,
-                    at_monotonic_s=clock.monotonic(),
-                    at_wall_s=clock.wall(),
-                    events=events,
-                )
+            batch = Batch(
+                session_id=self._core.session_id,
+                turn_id=turn_id,
+                incarnation=incarnation,
+                first_sequence=first,
+                at_monotonic_s=clock.monotonic(),
+                at_wall_s=clock.wall(),
+                events=events,
             )
+            if ticket.sink.put(batch):
+                self.dispatcher.after_round(ticket.sink.flush)
             if ticket.sink.wants_hold():
                 self._hold_reading(hold=True)
         if self._core.handlers:

@@ -24,7 +24,7 @@ from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.state import Phase, Settings
 from tests.unit.journal.values import ANY, instances, same
 
-LIMITS = settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+LIMITS = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("name", sorted(STANDARD.classes))
@@ -42,7 +42,7 @@ def test_every_class_comes_back_as_it_was(name):
     check()
 
 
-@settings(LIMITS, max_examples=300)
+@settings(LIMITS, max_examples=60)
 @given(ANY)
 def test_plain_values_come_back_as_they_were(value):
     assert same(value, STANDARD.decode(STANDARD.encode(value)))
