@@ -169,22 +169,6 @@ def env_for(launch: LaunchSpec, given: Mapping[str, str]) -> dict[str, str]:
     return child_env({**given, **(launch.flags.env or {})}, mark=launch.mark, ours={MAX_RETRIES: OUR_MAX_RETRIES})
 
 
-_CLOUD_SWITCHES = (
-    ("CLAUDE_CODE_USE_BEDROCK", "Amazon Bedrock"),
-    ("CLAUDE_CODE_USE_VERTEX", "Google Vertex AI"),
-    ("CLAUDE_CODE_USE_FOUNDRY", "Microsoft Foundry"),
-)
-_CREDENTIALS = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN")
-
-
-def credential_in_use(env: Mapping[str, str]) -> str:
-    """Return the name of the credential that a process with this environment uses: a cloud, a variable, or the stored login."""
-    for switch, cloud in _CLOUD_SWITCHES:
-        if env.get(switch, "").lower() in {"1", "true", "yes", "on"}:
-            return cloud
-    return next((name for name in _CREDENTIALS if env.get(name)), "stored login")
-
-
 def refuse_permissions(launch_mode: NativeMode, *, network: bool) -> None:
     """Raise ProviderCapabilityError for what Claude Code cannot promise."""
     if launch_mode not in PERMISSION_MODES:

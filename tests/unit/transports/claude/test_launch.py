@@ -16,7 +16,6 @@ from greenroom.transports.claude.launch import (
     WRITE_HOOK,
     ClaudeHook,
     argv_for,
-    credential_in_use,
     env_for,
     schema_goes_by_handshake,
     settings_for,
@@ -136,19 +135,3 @@ def test_the_environment_is_the_callers_and_ours(monkeypatch: pytest.MonkeyPatch
 
 def test_a_turns_environment_comes_on_top() -> None:
     assert env_for(launch(flags={"env": {"A": "2"}}), {"A": "1", "B": "1"})["A"] == "2"
-
-
-@pytest.mark.parametrize(
-    ("env", "credential"),
-    [
-        ({}, "stored login"),
-        ({"ANTHROPIC_API_KEY": "k"}, "ANTHROPIC_API_KEY"),
-        ({"ANTHROPIC_API_KEY": ""}, "stored login"),
-        ({"ANTHROPIC_API_KEY": "k", "ANTHROPIC_AUTH_TOKEN": "t"}, "ANTHROPIC_AUTH_TOKEN"),
-        ({"CLAUDE_CODE_OAUTH_TOKEN": "o"}, "CLAUDE_CODE_OAUTH_TOKEN"),
-        ({"ANTHROPIC_API_KEY": "k", "CLAUDE_CODE_USE_BEDROCK": "1"}, "Amazon Bedrock"),
-        ({"CLAUDE_CODE_USE_VERTEX": "0"}, "stored login"),
-    ],
-)
-def test_the_credential_in_use(env: dict[str, str], credential: str) -> None:
-    assert credential_in_use(env) == credential

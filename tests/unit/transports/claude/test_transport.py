@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import sys
@@ -151,7 +152,7 @@ def test_workspace_write_without_its_sandbox(tmp_path: pathlib.Path) -> None:
     ClaudeStreamTransport(env={"PATH": str(tmp_path)}).validate(write)
 
 
-@pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "object", "x": {1, 2}}])
+@pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "object", "x": {1, 2}}, {"type": "object", "x": math.nan}])
 def test_unusable_schemas(tmp_path: pathlib.Path, schema: dict[str, Any]) -> None:
     with pytest.raises(SchemaDialectError):
         ClaudeStreamTransport().validate(spec(tmp_path), TurnRequest("p", output_schema=OutputSchema(schema)))
