@@ -24,7 +24,7 @@ from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.state import Settings
 
 NONCE = "00000000-0000-4000-8000-000000000001"
-SPEC = ConversationSpec(cwd=pathlib.Path("/work"), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
+SPEC = ConversationSpec(cwd=pathlib.Path("/repo"), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
 
 
 def opened(session_id="s-1", **fields):
