@@ -36,8 +36,6 @@ class PipeReady(Message):
     """A watched descriptor is ready. Ordinary, so that a loud pipe waits its turn; at most one a descriptor is on its way."""
 
     fd: int
-    readable: bool
-    writable: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -145,7 +143,7 @@ class _Pipes:
     def report(self, ready: list[tuple[selectors.SelectorKey, int]], wake_fd: int | None = None) -> bool:
         """Report what the selector found ready; return whether the wake descriptor was among it."""
         woken = False
-        for key, events in ready:
+        for key, _ in ready:
             if key.fd == wake_fd:
                 woken = True
                 continue
@@ -153,10 +151,7 @@ class _Pipes:
             pipe.pending = True
             self._reported.append(key.fd)
             # Left registered for now: the reader usually resumes it within the same round, which then costs no system call.
-            tell(
-                pipe.ref,
-                PipeReady(fd=key.fd, readable=bool(events & selectors.EVENT_READ), writable=bool(events & selectors.EVENT_WRITE)),
-            )
+            tell(pipe.ref, PipeReady(fd=key.fd))
         return woken
 
     def settle(self) -> None:
