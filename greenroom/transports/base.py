@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -295,6 +295,10 @@ class Codec(Protocol):
         """End the open attempt; held until the provider can take it; harmless when idle or repeated."""
         ...
 
+    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
+        """Answer a request of the provider that was left open for the owner."""
+        ...
+
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """The process ended and its output is drained.
 
@@ -437,4 +441,8 @@ class StreamTransport(Transport, Protocol):
 
     def launch(self, launch: LaunchSpec) -> Launch:
         """Return the command line, the environment and a fresh codec. May look at files, so it runs on the starter thread."""
+        ...
+
+    def link_key(self, spec: ConversationSpec) -> Hashable | None:
+        """Conversations with one key may share a process; None: a process for each."""
         ...

@@ -129,6 +129,10 @@ class ClaudeCodec:
         """End the open attempt as soon as the CLI can take it."""
         return [] if self._phase is Phase.ENDED else list(self._turns.interrupt(now_s))
 
+    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
+        """Nothing is left open for the owner: every request is answered at once."""
+        return []
+
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """End the start if it is open, and the steers; never the attempt."""
         was_starting = self._phase in {Phase.NEW, Phase.STARTING}

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,10 @@ class ClaudeStreamTransport:
             interrupt_grace_s=self.interrupt_grace_s,
             steer_grace_s=self.steer_grace_s,
         )
+
+    def link_key(self, spec: ConversationSpec) -> Hashable | None:
+        """A process for each conversation."""
+        return None
 
     def open(self, spec: ConversationSpec) -> Conversation:
         """Open a conversation on the calling thread. Raises SessionResumeError when `spec.resume_id` is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from greenroom.model import ProviderUsage
 from greenroom.transports.base import Addressed, Attempt, LaunchSpec, Output, ProcessExit, Ready, StartFailed
@@ -59,6 +60,10 @@ class CodexCodec:
     def interrupt(self, now_s: float) -> list[Output]:
         """End the open attempt as soon as the server can take it."""
         return self._bare(self._link.interrupt(_KEY, now_s))
+
+    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
+        """Nothing is left open for the owner: every request is answered at once."""
+        return []
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """End the start if it is open, and the steers; never the attempt."""

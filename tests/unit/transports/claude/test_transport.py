@@ -199,4 +199,5 @@ def test_a_launch(tmp_path: pathlib.Path, claude: pathlib.Path) -> None:
     assert (launch.startup_timeout_s, launch.close_grace_s) == (7, 3)
     codec.opened(0.0)
     assert codec.deadline_s == 7.0
+    assert transport.link_key(session) is None
     assert os.environ is not launch.env

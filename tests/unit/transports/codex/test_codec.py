@@ -985,6 +985,7 @@ def test_a_solo_codec_has_no_addresses() -> None:
     solo.feed(begins("t1"), took("t1"))
     assert solo.solo.sent
     assert solo.solo.steer("x", S1, solo.now_s)
+    assert solo.solo.answer("1", None, solo.now_s) == []
     solo.feed(total("t1", 5))
     assert solo.solo.consumed().tokens.input == 5
     solo.keep(solo.solo.interrupt(solo.now_s))
