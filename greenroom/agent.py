@@ -24,7 +24,7 @@ from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
-from greenroom.clock import Clock, SystemClock
+from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
     NoRunningTurnError,
     ProviderCapabilityError,
@@ -356,7 +356,7 @@ class Session:
         while True:
             try:
                 timeout_s = (
-                    None if until_s is None or not isinstance(self._clock, SystemClock) else max(0.0, until_s - self._clock.monotonic())
+                    None if until_s is None or not isinstance(self._clock, SystemClock) else min(LONGEST_WAIT_S, max(0.0, until_s - self._clock.monotonic()))
                 )
                 batch = inbox.get(timeout=timeout_s)
             except queue.Empty:

@@ -8,6 +8,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 
+LONGEST_WAIT_S = threading.TIMEOUT_MAX / 2
+"""What the operating system can still be asked for (more than a century); `inf` means it."""
+
+
 class TimerHandle(Protocol):
     """A timer that can be cancelled, any number of times, from any thread."""
 
@@ -51,7 +55,7 @@ class SystemClock:
 
     def wait(self, seconds: float, stop: threading.Event | None = None) -> bool:
         """Block for `seconds`, or until `stop` is set; return True when it was stopped."""
-        return (stop or threading.Event()).wait(seconds)
+        return (stop or threading.Event()).wait(min(seconds, LONGEST_WAIT_S))
 
     def call_later(self, delay_s: float, callback: Callable[[], None], *, is_wait: bool = False) -> TimerHandle:
         """Call `callback` on a thread of its own after `delay_s`."""

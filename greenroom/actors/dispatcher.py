@@ -28,6 +28,7 @@ logger = logging.getLogger("greenroom.actors")
 BATCH_MESSAGES = 64
 # A line from a pipe reaches its caller in two rounds. A look at the selector between them costs a system call, and gives up the GIL.
 ROUNDS_UNSEEN = 4
+LONGEST_SLEEP_S = 3600.0
 
 
 @attrs.frozen(kw_only=True)
@@ -311,7 +312,8 @@ class LoopDispatcher:
     def _until_next_timer(self) -> float | None:
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - self.clock.monotonic()) if self._timers else None
+        # Bounded: the selector takes no more than some weeks, and a deadline may be `inf`.
+        return min(LONGEST_SLEEP_S, max(0.0, self._timers[0][0] - self.clock.monotonic())) if self._timers else None
 
     def _fire_timers(self) -> None:
         while self._new_timers:
