@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-
 LONGEST_WAIT_S = threading.TIMEOUT_MAX / 2
-"""What the operating system can still be asked for (more than a century); `inf` means it."""
+"""What a lock can still be asked for (more than a century); `inf` means it."""
+
+LONGEST_SLEEP_S = 3600.0
+"""For a selector, which takes no more than some weeks: who wakes early looks again."""
 
 
 class TimerHandle(Protocol):

@@ -21,14 +21,13 @@ import attrs
 
 from greenroom.actors.runtime import LoopActor, Message, tell
 from greenroom.actors.threads import InlineWorker, Job, Ref, Starter, ThreadWorker, Worker
-from greenroom.clock import Clock, SystemClock, TimerHandle
+from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock, TimerHandle
 
 logger = logging.getLogger("greenroom.actors")
 
 BATCH_MESSAGES = 64
 # A line from a pipe reaches its caller in two rounds. A look at the selector between them costs a system call, and gives up the GIL.
 ROUNDS_UNSEEN = 4
-LONGEST_SLEEP_S = 3600.0
 
 
 @attrs.frozen(kw_only=True)
