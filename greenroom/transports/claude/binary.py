@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import os
 import re
@@ -19,6 +20,7 @@ NAME = "claude"
 MINIMUM = (2, 1, 332)
 _MINIMUM_TEXT = ".".join(map(str, MINIMUM))
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 _HINT = "install it with: npm install -g @anthropic-ai/claude-code (or pip install 'greenroom[clis]')"
 
 _checked: dict[tuple[str, int, int], str] = {}
@@ -94,7 +96,9 @@ def _ask(path: str, env: Mapping[str, str], timeout_s: float) -> str:
             start_new_session=True,
         )
     except OSError as error:
-        raise CliCheckError(path, f"it cannot be started: {error.strerror}", hint=_HINT) from None
+        # What this machine has run out of, no installation cures.
+        hint = None if error.errno in _SHORTAGES else _HINT
+        raise CliCheckError(path, f"it cannot be started: {error.strerror}", hint=hint) from None
     with contextlib.ExitStack() as stack:
         stack.callback(_end, process)
         try:
@@ -119,7 +123,7 @@ def _answer(path: str, status: int, stdout: bytes, stderr: bytes) -> str:
     output = stdout.decode("utf-8", "replace").strip()
     if status != 0:
         why = stderr.decode("utf-8", "replace").strip() or output
-        raise CliCheckError(path, f"--version ended with status {status}: {why[-500:]}")
+        raise CliCheckError(path, f"--version ended with status {status}: {why[-500:] or 'it said nothing'}")
     return output
 
 
