@@ -239,3 +239,20 @@ def test_a_turn_whose_listeners_loop_was_closed_still_ends(room, tmp_path):  # n
 
     asyncio.run(begin())
     assert ticket.wait(PATIENCE_S).result.text == "over"
+
+
+# --- doubles ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_two_fake_transports_do_not_share_their_conversations(fake, caplog):  # noqa: F811
+    sessions = [fake() for _ in range(3)]
+    for session in sessions:
+        session.run(prepare(session))
+    assert [session.degraded for session in sessions] == [None] * 3
+    assert "is held by" not in caplog.text
+
+
+def test_the_history_of_a_scripted_cli_keeps_line_separators_within_prompts(bench):
+    cli = bench.cli()
+    cli.run("SAY \u2028x\u0085")
+    assert cli.prompts() == ["SAY \u2028x\u0085"]
