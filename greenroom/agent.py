@@ -24,7 +24,7 @@ from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
-from greenroom.clock import Clock, SystemClock
+from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
     NoRunningTurnError,
     ProviderCapabilityError,
@@ -117,6 +117,8 @@ class Agent:
         else:
             if env is not None or executor is not None or transport is not UNSET:
                 raise ProviderCapabilityError("env, executor and transport belong to the transport; a ready one has its own")
+            if not hasattr(provider, "profile"):
+                raise TypeError(f"provider must be a name or a ready transport, got {provider!r}")
             self.transport = provider
 
     def session(
@@ -138,10 +140,15 @@ class Agent:
 
         Blocks for the check of the provider's binary (once for each binary) and for `checkpoints.load`. Raises CliNotFoundError,
         CliCheckError, ProviderCapabilityError, WorkingDirectoryError; SessionStateError when another session of this process holds the
-        conversation or the room is closed; ValueError when only one of `checkpoints` and `checkpoint_key` is given.
+        conversation or the room is closed; ValueError when only one of `checkpoints` and `checkpoint_key` is given, and for other
+        arguments that cannot be meant.
         """
         if (checkpoints is None) != (checkpoint_key is None):
             raise ValueError("checkpoints and checkpoint_key go together")
+        if idle_release_after is not None and not idle_release_after >= 0:
+            raise ValueError(f"idle_release_after must be 0 seconds or more, got {idle_release_after}")
+        if resume_id is not None:
+            _check_id("resume_id", resume_id)
         room = self._room or _default_room()
         room._check()
         spec = ConversationSpec(
@@ -159,6 +166,8 @@ class Agent:
         checkpoint = Checkpoint(resume_id, previous_usage) if resume_id is not None else None
         if checkpoint is None and checkpoints is not None and checkpoint_key is not None:
             checkpoint = checkpoints.load(checkpoint_key)
+            if not isinstance(checkpoint, Checkpoint | None):
+                raise TypeError(f"checkpoints.load must return a Checkpoint or None, got {checkpoint!r}")
         ids, clock = self._ids or room.ids, self._clock or room.clock
         core = SessionCore(
             session_id=ids.new_id("session"),
@@ -356,7 +365,9 @@ class Session:
         while True:
             try:
                 timeout_s = (
-                    None if until_s is None or not isinstance(self._clock, SystemClock) else max(0.0, until_s - self._clock.monotonic())
+                    None
+                    if until_s is None or not isinstance(self._clock, SystemClock)
+                    else min(LONGEST_WAIT_S, max(0.0, until_s - self._clock.monotonic()))
                 )
                 batch = inbox.get(timeout=timeout_s)
             except queue.Empty:
@@ -422,9 +433,10 @@ class Session:
 
         False when the session holds newer history, a turn is prepared or running, or the provider cannot resume.
 
-        Raises SessionStateError when another session of this process holds it.
+        Raises SessionStateError when another session of this process holds it, ValueError or TypeError for what is no id.
         """
         self._check()
+        _check_id("conversation_id", conversation_id)
         key = self._core.claim_key(conversation_id)
         CLAIMS.take(key, self.id)
         reply: Cell[bool] = Cell()
@@ -525,14 +537,13 @@ class _Mailbox:
         self._lock = threading.Lock()
         self.batches: list[Batch | None] = []
         self.arrived = asyncio.Event()
-        self.broken = False
 
     def __call__(self, batch: Batch | None) -> None:
         with self._lock:
             first = not self.batches
             self.batches.append(batch)
         if first:
-            self.broken = not _call_soon(self._loop, self.arrived.set) or self.broken
+            _call_soon(self._loop, self.arrived.set)
 
     def take(self) -> list[Batch | None]:
         with self._lock:
@@ -551,7 +562,7 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self._mailbox = _Mailbox(self._loop)
         self._buffer: list[SessionEvent] = []
         self._ended = False
-        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id))
+        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id), self._loop.is_closed)
         session._start(ticket, self._sink)
         self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)
         self._finalizer.atexit = False
@@ -630,6 +641,13 @@ def _as_callback(handler: EventCallback | EventHandler) -> EventCallback:
     if not callable(callback):
         raise TypeError(f"an event handler is a callable or has on_event, got {type(handler).__name__}")
     return callback  # type: ignore[no-any-return]
+
+
+def _check_id(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name} must not be empty; None means a new conversation")
 
 
 def _directory(cwd: Path | str) -> Path:

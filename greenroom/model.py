@@ -202,14 +202,19 @@ def _check_env(_: object, __: object, env: Mapping[str, str] | None) -> None:
             raise ValueError(f"not the name or value of an environment variable: {name!r}")
 
 
+def _check_text(_: object, attribute: attrs.Attribute[str], value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{attribute.name} must be a str, got {type(value).__name__}")
+
+
 @attrs.frozen
 class TurnRequest:
     """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value.
 
-    Raises ValueError for a timeout that is not more than 0.
+    Raises ValueError for a timeout that is not more than 0, TypeError for a prompt that is no str.
     """
 
-    prompt: str
+    prompt: str = attrs.field(validator=_check_text)
     cwd: Path | str | None = attrs.field(default=None, kw_only=True)
     timeout: float | None = attrs.field(default=None, kw_only=True, validator=_check_timeout)
     output_schema: OutputSchema | None = attrs.field(default=None, kw_only=True)

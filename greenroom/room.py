@@ -55,8 +55,10 @@ class Greenroom:
     ) -> None:
         if state_dir is not None:
             raise ProviderCapabilityError("state_dir is not supported by this version: nothing is journalled yet")
-        for name, value in (("max_starting", max_starting), ("max_live", max_live)):
-            if value is not None and value < 1:
+        for name, value in (("max_starting", max_starting), ("max_live", max_live if max_live is not None else 1)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.clock: Clock = clock or SystemClock()
         self.ids: IdAllocator = ids or RandomIds()

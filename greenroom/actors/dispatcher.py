@@ -22,7 +22,7 @@ import attrs
 
 from greenroom.actors.runtime import LoopActor, Message, tell
 from greenroom.actors.threads import InlineWorker, Job, Ref, Starter, ThreadWorker, Worker
-from greenroom.clock import Clock, SystemClock, TimerHandle
+from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock, TimerHandle
 
 logger = logging.getLogger("greenroom.actors")
 
@@ -322,7 +322,8 @@ class LoopDispatcher:
     def _until_next_timer(self) -> float | None:
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - self.clock.monotonic()) if self._timers else None
+        # Bounded: the selector takes no more than some weeks, and a deadline may be `inf`.
+        return min(LONGEST_SLEEP_S, max(0.0, self._timers[0][0] - self.clock.monotonic())) if self._timers else None
 
     def _fire_timers(self) -> None:
         while self._new_timers:

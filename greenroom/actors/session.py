@@ -36,6 +36,7 @@ logger = logging.getLogger("greenroom.session")
 
 STORE_PATIENCE_S = 5.0
 CALLS_KEPT = 64
+LISTENER_LOOK_S = 1.0
 NO_FLAGS = Flags(key=None)
 
 Ref = pykka.ActorRef[Any]
@@ -345,8 +346,22 @@ class SessionActor(LoopActor):
                 self.dispatcher.after_round(ticket.sink.flush)
             if ticket.sink.wants_hold():
                 self._hold_reading(hold=True)
+                self._look_later(ticket.turn_id)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+
+    def _look_later(self, turn_id: str) -> None:
+        self.dispatcher.call_later(LISTENER_LOOK_S, self.actor_ref, TimerFired(token=("listener", turn_id)))
+
+    def _look_after_listener(self, turn_id: str) -> None:
+        """A caller whose event loop was closed will never catch up, and does not say so: its turn must not wait for it."""
+        ticket = self._tickets.get(turn_id)
+        if ticket is None or ticket.sink is None or not ticket.sink.held:
+            return
+        if ticket.sink.gone():
+            ticket.sink.detach()
+        else:
+            self._look_later(turn_id)
 
     def _tell_interrupt(self, turn: Turn) -> None:
         """Say that the turn was interrupted, if no process was there to say it."""
@@ -528,6 +543,8 @@ class SessionActor(LoopActor):
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
             case ("deadline", turn_id, attempt):
                 self._deadline_passed(turn_id, attempt)
+            case ("listener", turn_id):
+                self._look_after_listener(turn_id)
             case ("store", sequence) if self._writes.confirmed < sequence:
                 self._degrade(f"the checkpoint store has not answered within {STORE_PATIENCE_S:g} s")
                 self._confirm(sequence)
@@ -551,7 +568,7 @@ class SessionActor(LoopActor):
 
     def _stored(self, message: m.Stored) -> None:
         if message.error is not None:
-            self._degrade(f"the checkpoint store failed: {message.error}")
+            self._degrade(f"the checkpoint store failed: {_text(message.error)}")
         self._confirm(message.sequence)
 
     def _confirm(self, sequence: int) -> None:
@@ -597,6 +614,14 @@ class SessionActor(LoopActor):
             # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
             if self._conversation is not None:
                 tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
+
+
+def _text(error: BaseException) -> str:
+    """Return what a user's exception says; even that may raise."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001
+        return f"<{type(error).__name__} without a text>"
 
 
 def _sum(total: ProviderUsage | None, more: ProviderUsage | None) -> ProviderUsage | None:

@@ -71,10 +71,11 @@ class Receiver(Protocol):
 class Sink:
     """Counts what is on its way to one caller. The loop calls `put`, `flush` and `end`, the caller `consumed` and `detach`."""
 
-    __slots__ = ("_consumed", "_handed", "_receive", "_waiting", "detached", "dropped", "held", "on_credit")
+    __slots__ = ("_consumed", "_handed", "_receive", "_waiting", "detached", "dropped", "gone", "held", "on_credit")
 
-    def __init__(self, receive: Receiver, on_credit: Callable[[], None]) -> None:
+    def __init__(self, receive: Receiver, on_credit: Callable[[], None], gone: Callable[[], bool] = lambda: False) -> None:
         self._receive = receive
+        self.gone = gone  # whether the caller can never listen again; any thread
         self.on_credit = on_credit
         self._waiting: list[Batch] = []  # the loop's only
         self._handed = 0  # written by the loop only

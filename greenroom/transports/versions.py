@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from greenroom.errors import CliCheckError, CliNotFoundError
 from greenroom.transports.binaries import Program
 
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _SAID_CHARS = 500
 
@@ -55,7 +57,9 @@ def _ask(path: str, env: Mapping[str, str], timeout_s: float, program: Program) 
             start_new_session=True,
         )
     except OSError as error:
-        raise CliCheckError(path, f"it cannot be started: {error.strerror}", hint=program.hint) from None
+        # What this machine has run out of, no installation cures.
+        hint = None if error.errno in _SHORTAGES else program.hint
+        raise CliCheckError(path, f"it cannot be started: {error.strerror}", hint=hint) from None
     with contextlib.ExitStack() as stack:
         stack.callback(_end, process)
         try:
@@ -80,7 +84,7 @@ def _answer(path: str, status: int, stdout: bytes, stderr: bytes) -> str:
     output = stdout.decode("utf-8", "replace").strip()
     if status != 0:
         why = stderr.decode("utf-8", "replace").strip() or output
-        raise CliCheckError(path, f"--version ended with status {status}: {why[-_SAID_CHARS:]}")
+        raise CliCheckError(path, f"--version ended with status {status}: {why[-_SAID_CHARS:] or 'it said nothing'}")
     return output
 
 
