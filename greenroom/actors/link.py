@@ -19,7 +19,7 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
-from greenroom.actors.process_owner import Launched, LaunchFailed, ProcessOwner
+from greenroom.actors.process_owner import Launched, LaunchFailed, ProcessOwner, crash_reason
 from greenroom.actors.runtime import LoopActor, Message, tell
 from greenroom.actors.teller import Teller
 from greenroom.errors import GreenroomError, NoRunningTurnError, TransportDiedError
@@ -387,7 +387,7 @@ class LinkActor(ProcessOwner):
         self._abandon()
         if error is None:
             return
-        died = TransportDiedError(self._argv, reason=f"its actor crashed: {error!r}")
+        died = TransportDiedError(self._argv, reason=crash_reason(error))
         self._lose_all(lambda key: LinkLost(error=died, expected=False, sent=key in running))
         tell(self._supervisor, m.LinkGone(link_id=self._link_id, mark=self._mark if had_process else None))
 
@@ -499,6 +499,6 @@ class GuestActor(LoopActor):
         if error is None:
             return
         tell(self._link, Detach(key=self._key))
-        died = TransportDiedError(reason=f"its actor crashed: {error!r}")
+        died = TransportDiedError(reason=crash_reason(error))
         sent = self._teller.turn_id is not None
         self._teller.down(died, now_s=self.dispatcher.monotonic(), mark=self._spec.mark, sent=sent)
