@@ -238,6 +238,7 @@ def test_a_death_between_turns_is_none(bench):
     first = one.run("SAY one")
     bench.kill()
     until(lambda: not bench.pids, "its end")
+    time.sleep(0.2)  # a turn that begins before we have noticed is one that the death has met
     turn = one.run("SAY two")
     assert (turn.restarts, turn.conversation_id) == (0, first.conversation_id)
     assert not one.of(TransportDied)
