@@ -14,7 +14,7 @@ import pykka
 
 from greenroom.actors import messages as m
 from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
-from greenroom.actors.process_owner import Launched, LaunchFailed, ProcessOwner
+from greenroom.actors.process_owner import Launched, LaunchFailed, ProcessOwner, crash_reason
 from greenroom.actors.runtime import Message
 from greenroom.actors.teller import Teller
 from greenroom.errors import GreenroomError, NoRunningTurnError, TransportDiedError
@@ -157,5 +157,5 @@ class ConversationActor(ProcessOwner):
         self._abandon()
         if error is None:
             return
-        died = TransportDiedError(self._argv, reason=f"its actor crashed: {error!r}")
+        died = TransportDiedError(self._argv, reason=crash_reason(error))
         self._teller.down(died, now_s=self._now_s(), mark=self._spec.mark if driver is not None else None, sent=sent)

@@ -3,7 +3,8 @@
 Runs on the loop thread. A link's death is the death of all its guests at once: each tells its session, which recovers by its own policy;
 the first restart makes a new link, and the others join it. A caller that is slow never holds the link's pipe back, since others share it:
 beyond a bound its events are dropped and counted. A guest that ignores an interrupt is parted with at once, and its link retires: it takes
-no new guests, and ends when no turn runs in it.
+no new guests, puts each one out as soon as no turn of its runs (it opens again elsewhere), and ends with the last. When a link that
+nobody uses ends, the supervisor decides: it alone knows who is on the way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
-from greenroom.actors.process_owner import Launched, LaunchFailed, ProcessOwner
+from greenroom.actors.process_owner import Launched, LaunchFailed, ProcessOwner, crash_reason
 from greenroom.actors.runtime import LoopActor, Message, tell
 from greenroom.actors.teller import Teller
 from greenroom.errors import GreenroomError, NoRunningTurnError, TransportDiedError
@@ -37,6 +38,7 @@ from greenroom.transports.base import (
     Urgent,
 )
 from greenroom.transports.driver import Ended
+from greenroom.transports.process import check_directory
 
 logger = logging.getLogger("greenroom.link")
 
@@ -119,14 +121,26 @@ class LinkOutputs(Message):
 
 @attrs.frozen(kw_only=True)
 class LinkLost(Message):
-    """The guest has no process any more. `failed`: the start of it was refused by an answer."""
+    """The guest has no process any more. `failed`: its start was refused by an answer. `evicted`: nothing was wrong with it; it moves."""
 
     error: TransportDiedError
     expected: bool
+    evicted: bool = False
     refused: bool = False
     sent: bool = False
     usage: ProviderUsage | None = None
     failed: GreenroomError | None = None
+
+
+# --- to itself ------------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class DirectoryChecked(Message):
+    """A guest's directory was looked at, on the starter thread: a server takes any, also one that does not exist."""
+
+    key: str
+    error: GreenroomError | None
 
 
 class LinkActor(ProcessOwner):
@@ -138,19 +152,23 @@ class LinkActor(ProcessOwner):
         self._mark = mark
         self._argv: tuple[str, ...] = ()
         self._guests: dict[str, Ref] = {}
+        self._unchecked: dict[str, LaunchSpec] = {}
         self._waiting: dict[str, LaunchSpec] = {}
         self._running: set[str] = set()
         self._ending: EndLink | None = None
         self._retiring = False
+        self._clearing = False
         self._ready = False
 
-    def handle(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:  # noqa: C901 - one line a case
         """Pass each message to the driver, and on what follows."""
         match message:
             case PipeReady() | TimerFired() | LoopFailed():
                 self._serve(message)
             case Attach():
                 self._attach(message)
+            case DirectoryChecked():
+                self._directory_checked(message)
             case Detach():
                 self._detach(message.key)
             case GuestRun():
@@ -190,23 +208,46 @@ class LinkActor(ProcessOwner):
     # --- guests
 
     def _attach(self, message: Attach) -> None:
-        if self._retiring or self._ending is not None:
-            message.refuse()
-            return
         self._guests[message.key] = message.guest
-        if self._driver is None:
-            self._waiting[message.key] = message.launch
+        if self._retiring:
+            self._evict(message.key)
+            return
+        self._unchecked[message.key] = message.launch
+        self.dispatcher.offload(_check_job(message.key, message.launch), self.actor_ref)
+
+    def _directory_checked(self, message: DirectoryChecked) -> None:
+        key, launch = message.key, self._unchecked.pop(message.key, None)
+        if launch is None:
+            return  # it has left, or been put out
+        if message.error is not None:
+            refused = TransportDiedError(reason="its working directory cannot be used")
+            self._part(key, LinkLost(error=refused, expected=True, failed=message.error))
+        elif self._driver is None:
+            self._waiting[key] = launch
         else:
-            self._do(lambda codec, now_s: codec.attach(message.key, message.launch, now_s))
+            self._do(lambda codec, now_s: codec.attach(key, launch, now_s))
+
+    def _part(self, key: str, lost: LinkLost) -> None:
+        """Tell the guest that it is none any more, and give its conversation up."""
+        guest = self._guests.get(key)
+        if guest is not None:
+            tell(guest, lost)
+            self._detach(key)
+
+    def _evict(self, key: str) -> None:
+        gone = TransportDiedError(reason="its shared process is being ended")
+        self._part(key, LinkLost(error=gone, expected=True, evicted=True))
 
     def _detach(self, key: str) -> None:
         if self._guests.pop(key, None) is None:
             return
+        self._unchecked.pop(key, None)
         self._waiting.pop(key, None)
         self._running.discard(key)
-        if self._driver is not None and not self._driver.ended:
+        if self._ending is None:
+            # A process that ends lets go of every conversation by itself.
             self._do(lambda codec, now_s: codec.detach(key, now_s))
-        self._end_if_useless()
+        self._end_if_empty()
 
     def _run(self, message: GuestRun) -> None:
         if message.key in self._guests:
@@ -243,7 +284,7 @@ class LinkActor(ProcessOwner):
                 self._deliver(parcels)
                 self._own(output)
         self._deliver(parcels)
-        self._end_if_useless()
+        self._clear_out()
 
     def _address(self, addressed: Addressed, parcels: dict[str, list[Output]]) -> None:
         key, output = addressed.key, addressed.output
@@ -282,24 +323,28 @@ class LinkActor(ProcessOwner):
 
     def _quarantine(self, key: str, reason: str) -> None:
         """The guest cannot be used any more, but others run here: it goes, and the process once they are done."""
-        guest = self._guests.get(key)
-        if guest is not None:
-            tell(guest, LinkLost(error=TransportDiedError(reason=reason), expected=True))
+        self._running.discard(key)
         self._retire()
-        self._detach(key)
+        self._part(key, LinkLost(error=TransportDiedError(reason=reason), expected=True))
 
     def _retire(self) -> None:
         if not self._retiring:
             self._retiring = True
             tell(self._supervisor, m.LinkRetired(link_id=self._link_id))
 
+    def _clear_out(self) -> None:
+        """Of a process that is to end, whoever runs no turn moves out: to the end of the others' turns nobody begins another."""
+        if not self._retiring or self._ending is not None or self._clearing:
+            return
+        self._clearing = True
+        for key in [key for key in self._guests if key not in self._running]:
+            self._evict(key)
+        self._clearing = False
+
     # --- end
 
-    def _end_if_useless(self) -> None:
-        if not self._guests and self._ending is None and self._driver is not None:
-            self._retire()
-            self._end(EndLink(kill=False, reason="nobody uses it"))
-        elif self._retiring and not self._running and self._ending is None:
+    def _end_if_empty(self) -> None:
+        if self._retiring and not self._guests and self._ending is None:
             self._end(EndLink(kill=False, reason="it is retired"))
 
     def _end(self, message: EndLink) -> None:
@@ -332,6 +377,7 @@ class LinkActor(ProcessOwner):
         for key, guest in guests.items():
             tell(guest, lost(key))
         self._running.clear()
+        self._unchecked.clear()
         self._waiting.clear()
         self._retire()
 
@@ -341,9 +387,22 @@ class LinkActor(ProcessOwner):
         self._abandon()
         if error is None:
             return
-        died = TransportDiedError(self._argv, reason=f"its actor crashed: {error!r}")
+        died = TransportDiedError(self._argv, reason=crash_reason(error))
         self._lose_all(lambda key: LinkLost(error=died, expected=False, sent=key in running))
         tell(self._supervisor, m.LinkGone(link_id=self._link_id, mark=self._mark if had_process else None))
+
+
+def _check_job(key: str, launch: LaunchSpec) -> Callable[[], Message]:
+    """Return the job that looks at a guest's directory, on the starter thread."""
+
+    def job() -> Message:
+        try:
+            check_directory(launch.spec.cwd)
+        except GreenroomError as error:
+            return DirectoryChecked(key=key, error=error)
+        return DirectoryChecked(key=key, error=None)
+
+    return job
 
 
 class GuestActor(LoopActor):
@@ -428,6 +487,7 @@ class GuestActor(LoopActor):
             now_s=self.dispatcher.monotonic(),
             mark=self._spec.mark,
             expected=message.expected or self._leaving,
+            evicted=message.evicted and not self._leaving,
             refused=message.refused,
             sent=message.sent,
             usage=message.usage,
@@ -439,6 +499,6 @@ class GuestActor(LoopActor):
         if error is None:
             return
         tell(self._link, Detach(key=self._key))
-        died = TransportDiedError(reason=f"its actor crashed: {error!r}")
+        died = TransportDiedError(reason=crash_reason(error))
         sent = self._teller.turn_id is not None
         self._teller.down(died, now_s=self.dispatcher.monotonic(), mark=self._spec.mark, sent=sent)

@@ -14,14 +14,20 @@ Ref = pykka.ActorRef[Any]
 
 @attrs.define(kw_only=True)
 class Link:
-    """One shared process. `guests` are (session id, incarnation)."""
+    """One shared process. `guests` are (session id, incarnation); `moves` counts who came and went."""
 
     link_id: str
     key: Hashable
     ref: Ref
     max_guests: int
     guests: set[tuple[str, int]] = attrs.field(factory=set)
+    moves: int = 0
     retired: bool = False
+
+    def join(self, guest: tuple[str, int]) -> None:
+        """A conversation comes."""
+        self.guests.add(guest)
+        self.moves += 1
 
 
 class Links:
@@ -52,10 +58,17 @@ class Links:
         if link_id in self._links:
             self._links[link_id].retired = True
 
-    def leave(self, guest: tuple[str, int]) -> None:
-        """The conversation is in no link any more."""
-        for link in self._links.values():
+    def leave(self, guest: tuple[str, int]) -> list[Link]:
+        """The conversation is in no link any more. Return the links that it has left empty."""
+        left = [link for link in self._links.values() if guest in link.guests]
+        for link in left:
             link.guests.discard(guest)
+            link.moves += 1
+        return [link for link in left if not link.guests]
+
+    def idle(self) -> list[Link]:
+        """Return those that carry nobody and are not ending."""
+        return [link for link in self._links.values() if not link.guests and not link.retired]
 
     def remove(self, link_id: str) -> None:
         """It has ended, and nothing of it is left."""

@@ -238,6 +238,7 @@ class Down(Message):
     sent: bool
     usage: ProviderUsage | None
     duration_ms: int
+    evicted: bool = False
 
 
 def never_started(incarnation: int) -> Down:

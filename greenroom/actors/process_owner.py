@@ -62,6 +62,14 @@ def launch_job(prepare: Callable[[], Launch | LinkLaunch], executor: Executor, r
     return job
 
 
+def crash_reason(error: BaseException) -> str:
+    """Return what is said of a crash of ours; a `repr` that raises must not keep anybody from hearing of it."""
+    try:
+        return f"its actor crashed: {error!r}"
+    except BaseException:  # noqa: BLE001 - said above
+        return "its actor crashed"
+
+
 @attrs.frozen(kw_only=True)
 class _Fds:
     stdin: int | None = None

@@ -505,6 +505,7 @@ class SessionActor(LoopActor):
                 expected=message.expected,
                 sent=message.sent,
                 refused=message.refused,
+                evicted=message.evicted,
                 usage=message.usage,
                 duration_ms=message.duration_ms,
             )

@@ -27,6 +27,7 @@ from greenroom.actors.process_owner import launch_job
 from greenroom.actors.runtime import ActorDown, LoopActor, tell
 from greenroom.actors.undertaker import ProveDead, ProvenDead, UndertakerActor
 from greenroom.actors.worker import WorkerConversationActor
+from greenroom.errors import GreenroomError
 from greenroom.transports.base import Executor, SharedTransport, StreamTransport
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
@@ -34,6 +35,8 @@ from greenroom.transports.marks import make_mark
 logger = logging.getLogger("greenroom.supervisor")
 
 DEADLINE = "deadline"
+LINGER_S = 2.0
+"""How long a shared process without conversations stays: a session that renews its conversation finds it again."""
 
 Ref = pykka.ActorRef[Any]
 
@@ -45,6 +48,21 @@ class _Session:
     ref: Ref
     conversations: dict[int, Ref] = attrs.field(factory=dict)
     closed: Cell[None] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class _Start:
+    """A start that was asked for. `link_key`: whose process it may share; `first_key`: the first start with it goes alone."""
+
+    message: m.StartConversation
+    asked_s: float
+    link_key: Hashable | None
+    first_key: Hashable | None
+
+    @property
+    def guest(self) -> tuple[str, int]:
+        """The conversation, as the books have it."""
+        return (self.message.session_id, self.message.launch.incarnation)
 
 
 @attrs.define(kw_only=True)
@@ -67,8 +85,9 @@ class SupervisorActor(LoopActor):
         self._max_starting = max_starting
         self._max_live = max_live
         self._sessions: dict[str, _Session] = {}
-        self._queue: collections.deque[tuple[m.StartConversation, float]] = collections.deque()
+        self._queue: collections.deque[_Start] = collections.deque()
         self._starting: set[Hashable] = set()
+        self._firsts: dict[Hashable, Hashable | None] = {}
         self._alone: set[tuple[str, int]] = set()
         self._links = Links()
         self._undertaker: Ref | None = None
@@ -107,6 +126,8 @@ class SupervisorActor(LoopActor):
                 self._retire(message)
             case m.CloseRoom():
                 self._close_room(message)
+            case TimerFired(token=("idle", link_id, moves)):
+                self._end_idle_link(link_id, moves)
             case TimerFired():
                 self._kill_all()
             case ActorDown():
@@ -122,29 +143,46 @@ class SupervisorActor(LoopActor):
             tell(message.session, m.CloseSession())
 
     def _asked(self, message: m.StartConversation) -> None:
-        self._queue.append((message, self.dispatcher.monotonic()))
+        incarnation = message.launch.incarnation
+        try:
+            link_key = _link_key(message)
+        except Exception as error:  # noqa: BLE001 - a transport's code, which looks for files: whatever it raises answers the start
+            tell(message.session, m.OpenFailed(incarnation=incarnation, error=_as_failure(error), killed=False))
+            tell(message.session, m.never_started(incarnation))
+            return
+        first_key = getattr(message.transport, "first_key", None)
+        start = _Start(message=message, asked_s=self.dispatcher.monotonic(), link_key=link_key, first_key=first_key)
+        self._queue.append(start)
         self._grant()
-        if any(start is message for start, _ in self._queue):
+        if start in self._queue:
             tell(message.session, m.StartWaits(incarnation=message.launch.incarnation))
 
     def _start_settled(self, key: Hashable) -> None:
         self._starting.discard(key)
+        for first_key in [first_key for first_key, alone in self._firsts.items() if alone == key]:
+            self._firsts[first_key] = None
         self._grant()
 
     def _grant(self) -> None:
         """Start what may start, oldest first; one that still waits for a death or for room does not hold up the others."""
-        waiting: collections.deque[tuple[m.StartConversation, float]] = collections.deque()
+        waiting: collections.deque[_Start] = collections.deque()
         while self._queue and len(self._starting) < self._max_starting:
-            start, asked_s = self._queue.popleft()
-            session = self._sessions.get(start.session_id)
+            start = self._queue.popleft()
+            session = self._sessions.get(start.message.session_id)
             if session is None:
                 continue
-            if session.conversations or (self._full() and self._link_for(start) is None):
-                waiting.append((start, asked_s))
+            if session.conversations or not self._has_place(start):
+                waiting.append(start)
             else:
-                self._start(session, start, asked_s)
+                self._start(session, start)
         self._queue = waiting + self._queue
         self._make_room()
+
+    def _has_place(self, start: _Start) -> bool:
+        """Say whether it can join a process, or have a new one."""
+        if start.link_key is not None and self._links.choose(start.link_key) is not None:
+            return True
+        return not self._full() and self._firsts.get(start.first_key) is None
 
     def _full(self) -> bool:
         return self._max_live is not None and len(self._alone) + len(self._links) >= self._max_live
@@ -152,44 +190,52 @@ class SupervisorActor(LoopActor):
     def _make_room(self) -> None:
         """Somebody waits for a live slot: ask the sessions to give up idle processes."""
         if self._queue and self._full():
+            for link in self._links.idle():
+                self._end_link(link)
             for session in self._sessions.values():
                 if session.conversations:
                     tell(session.ref, m.ReleaseIfIdle())
 
-    def _start(self, session: _Session, start: m.StartConversation, asked_s: float) -> None:
-        key = (start.session_id, start.launch.incarnation)
-        slot_wait_s = self.dispatcher.monotonic() - asked_s
-        ref = self._start_actor(start, key)
-        self._starting.add(key)
-        session.conversations[start.launch.incarnation] = ref
-        tell(start.session, m.Admitted(incarnation=start.launch.incarnation, conversation=ref, slot_wait_s=slot_wait_s))
+    def _start(self, session: _Session, start: _Start) -> None:
+        message, incarnation = start.message, start.message.launch.incarnation
+        slot_wait_s = self.dispatcher.monotonic() - start.asked_s
+        ref = self._start_actor(start)
+        self._starting.add(start.guest)
+        session.conversations[incarnation] = ref
+        tell(message.session, m.Admitted(incarnation=incarnation, conversation=ref, slot_wait_s=slot_wait_s))
 
-    def _start_actor(self, start: m.StartConversation, key: tuple[str, int]) -> Ref:
-        transport, names = start.transport, {"session_id": start.session_id, "session": start.session, "supervisor": self.actor_ref}
-        if _link_key(start) is not None:
-            link = self._link_for(start) or self._new_link(start)
-            link.guests.add(key)
-            return GuestActor.start(start.dispatcher, link=link.ref, spec=start.launch, **names)
-        self._alone.add(key)
+    def _start_actor(self, start: _Start) -> Ref:
+        message, launch = start.message, start.message.launch
+        names = {"session_id": message.session_id, "session": message.session, "supervisor": self.actor_ref}
+        if start.link_key is not None:
+            link = self._links.choose(start.link_key) or self._new_link(start)
+            link.join(start.guest)
+            return GuestActor.start(message.dispatcher, link=link.ref, spec=launch, **names)
+        self._alone.add(start.guest)
+        self._goes_first(start.first_key, start.guest)
+        transport = message.transport
         if isinstance(transport, StreamTransport):
-            job = launch_job(functools.partial(transport.launch, start.launch), transport.executor or self._executor, self.actor_ref)
-            return ConversationActor.start(start.dispatcher, spec=start.launch, job=job, **names)
-        return WorkerConversationActor.start(start.dispatcher, transport=transport, spec=start.launch, **names)
+            job = launch_job(functools.partial(transport.launch, launch), transport.executor or self._executor, self.actor_ref)
+            return ConversationActor.start(message.dispatcher, spec=launch, job=job, **names)
+        return WorkerConversationActor.start(message.dispatcher, transport=transport, spec=launch, **names)
 
-    def _link_for(self, start: m.StartConversation) -> Link | None:
-        key = _link_key(start)
-        return None if key is None else self._links.choose(key)
+    def _goes_first(self, first_key: Hashable | None, key: Hashable) -> None:
+        """The first start of its kind: the next ones wait until it is over."""
+        if first_key is not None and first_key not in self._firsts:
+            self._firsts[first_key] = key
 
-    def _new_link(self, start: m.StartConversation) -> Link:
-        transport, link_id = start.transport, self._links.new_id()
+    def _new_link(self, asked: _Start) -> Link:
+        start, link_id = asked.message, self._links.new_id()
+        transport = start.transport
         mark = make_mark(host_id(), self._room_id, link_id, 1)
         job = launch_job(
             functools.partial(transport.launch_link, start.launch.spec, mark), transport.executor or self._executor, self.actor_ref
         )
         ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job)
-        link = Link(link_id=link_id, key=_link_key(start), ref=ref, max_guests=getattr(transport, "max_conversations", 32))
+        link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=getattr(transport, "max_conversations", 32))
         self._links.add(link)
         self._starting.add(link_id)
+        self._goes_first(asked.first_key, link_id)
         return link
 
     def _withdraw(self, message: m.WithdrawStart) -> None:
@@ -197,10 +243,9 @@ class SupervisorActor(LoopActor):
         session = self._sessions.get(message.session_id)
         if session is None:
             return
-        for item in self._queue:
-            start = item[0]
-            if start.session_id == message.session_id and start.launch.incarnation == message.incarnation:
-                self._queue.remove(item)
+        for start in self._queue:
+            if start.guest == (message.session_id, message.incarnation):
+                self._queue.remove(start)
                 tell(session.ref, m.never_started(message.incarnation))
                 return
         ref = session.conversations.get(message.incarnation)
@@ -211,9 +256,20 @@ class SupervisorActor(LoopActor):
 
     def _process_gone(self, message: m.ProcessGone) -> None:
         key = (message.session_id, message.incarnation)
-        self._links.leave(key)
+        for link in self._links.leave(key):
+            self.dispatcher.call_later(LINGER_S, self.actor_ref, TimerFired(token=("idle", link.link_id, link.moves)))
         self._prove(key, message.mark)
         self._start_settled(key)
+
+    def _end_idle_link(self, link_id: str, moves: int) -> None:
+        """A shared process has had no conversations for a while, if nobody has come or gone since."""
+        for link in self._links.idle():
+            if link.link_id == link_id and link.moves == moves:
+                self._end_link(link)
+
+    def _end_link(self, link: Link) -> None:
+        link.retired = True
+        tell(link.ref, EndLink(kill=False, reason="nobody uses it"))
 
     def _link_gone(self, message: m.LinkGone) -> None:
         self._links.retire(message.link_id)
@@ -254,7 +310,7 @@ class SupervisorActor(LoopActor):
             message.closed.settle(None)
             return
         session.closed = message.closed
-        self._queue = collections.deque(item for item in self._queue if item[0].session_id != message.session_id)
+        self._queue = collections.deque(start for start in self._queue if start.message.session_id != message.session_id)
         self._finish_session(message.session_id, session)
         self._finish_room()
 
@@ -287,7 +343,11 @@ class SupervisorActor(LoopActor):
             tell(ref, EndLink(kill=True, reason="the room was closed"))
 
     def _finish_room(self) -> None:
-        if self._closing is not None and not self._sessions and not len(self._links):
+        if self._closing is None or self._sessions:
+            return
+        for link in self._links.idle():
+            self._end_link(link)
+        if not len(self._links):
             self._closing.reply_to.settle(tuple(sorted(self._closing.killed)))
             self.finish()
 
@@ -297,8 +357,8 @@ class SupervisorActor(LoopActor):
             self._undertaker.stop(block=False)
         if error is None:
             return
-        for start, _ in self._queue:
-            start.refuse()
+        for start in self._queue:
+            start.message.refuse()
         self._kill_all()
         for session_id, session in self._sessions.items():
             tell(session.ref, m.CloseSession())
@@ -312,6 +372,14 @@ class SupervisorActor(LoopActor):
 def _link_key(start: m.StartConversation) -> Hashable | None:
     transport = start.transport
     return transport.link_key(start.launch.spec) if isinstance(transport, SharedTransport) else None
+
+
+def _as_failure(error: Exception) -> GreenroomError:
+    if isinstance(error, GreenroomError):
+        return error
+    failure = GreenroomError(f"the transport raised {error!r}")
+    failure.__cause__ = error
+    return failure
 
 
 def _copy(source: Cell[tuple[str, ...]], target: Cell[tuple[str, ...]]) -> Callable[[], None]:

@@ -109,6 +109,7 @@ class Teller:
         mark: str | None,
         expected: bool = False,
         refused: bool = False,
+        evicted: bool = False,
         sent: bool = False,
         usage: ProviderUsage | None = None,
     ) -> None:
@@ -124,6 +125,7 @@ class Teller:
                 error=error,
                 expected=expected,
                 refused=refused,
+                evicted=evicted,
                 sent=sent,
                 usage=usage,
                 duration_ms=duration_ms,

@@ -11,7 +11,7 @@ import attrs
 
 from greenroom.errors import TransportDiedError
 from greenroom.model import OnDeath, TurnResult
-from greenroom.policy.attempts import execute
+from greenroom.policy.attempts import execute, open_process
 from greenroom.policy.commands import How, ReportDeath, WaitReason
 from greenroom.policy.events import Died, Swallowed
 from greenroom.policy.move import Move, drop, remember, wait
@@ -55,7 +55,9 @@ def _died_current(move: Move, event: Died) -> None:
 
 
 def _died_opening(move: Move, event: Died) -> None:
-    if event.refused or event.expected:
+    if event.evicted and not move.unwanted:
+        open_process(move, event.now_s)
+    elif event.refused or event.expected:
         fail(move, event.error, event.now_s)
     else:
         _count_death(move, event)
@@ -63,6 +65,9 @@ def _died_opening(move: Move, event: Died) -> None:
 
 
 def _died_running(move: Move, event: Died) -> None:
+    if event.evicted and not event.sent and not move.unwanted:
+        open_process(move, event.now_s)
+        return
     _book_cut(move, event)
     if not event.expected:
         _count_death(move, event)

@@ -132,6 +132,8 @@ class Swallowed(Event):
 class Died(Event):
     """The process `incarnation` ended. `expected`: we ended it (close, flag restart, forced interrupt); no death then.
 
+    `evicted`: a process that others share was given up, and nothing of this session's was sent to it: no death either, it opens again.
+
     `sent`: the attempt that was running may have reached the provider. `refused`: it ended by its own decision before the
     handshake (a status, no signal), which is an answer and is not restarted. `usage`: what the cut attempt is known to have consumed.
     """
@@ -141,6 +143,7 @@ class Died(Event):
     expected: bool = False
     sent: bool = False
     refused: bool = False
+    evicted: bool = False
     usage: ProviderUsage | None = None
     duration_ms: int = 0
 

@@ -120,6 +120,7 @@ def _happenings(state: State) -> Iterable[tuple[str, SessionInput]]:
     yield "Died(not sent)", died
     yield "Died(refused)", attrs.evolve(died, refused=True)
     yield "Died(expected)", attrs.evolve(died, expected=True)
+    yield "Died(evicted)", attrs.evolve(died, expected=True, evicted=True)
     yield "WaitDone", WaitDone(now_s=99, wait_id=state.waiting.wait_id if state.waiting else 0)
     yield "DeadlinePassed", DeadlinePassed(now_s=99, turn_id=turn_id, attempt=state.ticket.attempt if state.ticket else 1)
     yield "Interrupted", Interrupted(now_s=99, turn_id=turn_id)

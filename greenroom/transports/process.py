@@ -140,7 +140,7 @@ class LocalExecutor:
         Raises CliNotFoundError when the program is missing or cannot be executed, WorkingDirectoryError for `cwd`, OSError when the
         machine refuses (no memory, no descriptors, arguments too long). Nothing is left behind then.
         """
-        directory = _checked_directory(cwd)
+        directory = check_directory(cwd)
         binary = _program(argv[0], directory, env)
         pipes = _Pipes()
         try:
@@ -334,7 +334,8 @@ class _Pipes:
             _close(fd)
 
 
-def _checked_directory(cwd: pathlib.Path) -> pathlib.Path:
+def check_directory(cwd: pathlib.Path) -> pathlib.Path:
+    """Return the absolute path of a directory to work in. Raises WorkingDirectoryError."""
     directory = pathlib.Path(cwd).absolute()
     try:
         mode = directory.stat().st_mode

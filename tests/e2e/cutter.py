@@ -1,8 +1,8 @@
-"""Stands for `claude`: runs the real one and kills it, and itself, with SIGKILL at a chosen frame. Standard library; a script.
+"""Stands for `claude` or `codex`: runs the real one and kills it, and itself, with SIGKILL at a chosen frame. Standard library; a script.
 
-CUTTER_PLAN names a JSON file: `real` (the binary), `at` (keys and values that the frame must have; "*" is any value), `shown` (whether
-the frame is still passed on), `after_s` (how long after it the kill comes), `times` (how many processes are
-cut, over all that share the file).
+CUTTER_PLAN names a JSON file: `real` (the binary), `at` (keys, dotted for those within, and values that the frame must have; "*" is any
+value), `arg` (the argument by which a process is one that may be cut), `shown` (whether the frame is still passed on), `after_s` (how
+long after it the kill comes), `times` (how many processes are cut, over all that share the file).
 """
 
 import json
@@ -24,8 +24,16 @@ def claims_a_cut(plan_path: pathlib.Path, times: int) -> bool:
     return False
 
 
+def within(frame: object, path: str) -> object:
+    for key in path.split("."):
+        frame = frame.get(key) if isinstance(frame, dict) else None
+    return frame
+
+
 def matches(frame: dict, wanted: dict) -> bool:
-    return all(key in frame and value in ("*", frame[key]) for key, value in wanted.items())
+    return all(
+        found is not None and value in ("*", found) for found, value in ((within(frame, key), value) for key, value in wanted.items())
+    )
 
 
 def cut(child: subprocess.Popen) -> None:
@@ -38,7 +46,7 @@ def main() -> None:
     plan_path = pathlib.Path(os.environ["CUTTER_PLAN"])
     plan = json.loads(plan_path.read_text())
     argv = [plan["real"], *sys.argv[1:]]
-    if "--input-format" not in argv or not claims_a_cut(plan_path, plan["times"]):
+    if plan.get("arg", "--input-format") not in argv or not claims_a_cut(plan_path, plan["times"]):
         os.execv(argv[0], argv)  # noqa: S606
     child = subprocess.Popen(argv, stdout=subprocess.PIPE)
     for line in child.stdout:

@@ -37,12 +37,12 @@ Frame = dict[str, str]
 
 
 def cutter(
-    folder: pathlib.Path, real: str, at: Frame, *, shown: bool = True, times: int = 1, after_s: float = 0.0
+    folder: pathlib.Path, real: str, at: Frame, *, shown: bool = True, times: int = 1, after_s: float = 0.0, arg: str = "--input-format"
 ) -> tuple[pathlib.Path, dict[str, str]]:
-    """Write a `claude` that kills the real one at a frame; return it and the variable that it needs."""
+    """Write a CLI that kills the real one at a frame; return it and the variable that it needs."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = folder / "cut.json"
-    plan.write_text(json.dumps({"real": real, "at": at, "shown": shown, "times": times, "after_s": after_s}))
+    plan.write_text(json.dumps({"real": real, "at": at, "shown": shown, "times": times, "after_s": after_s, "arg": arg}))
     binary = folder / "claude"
     binary.write_text(f"#!{sys.executable} -SE\n" + pathlib.Path(__file__).with_name("cutter.py").read_text())
     binary.chmod(0o755)

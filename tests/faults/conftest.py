@@ -2,6 +2,7 @@ import pytest
 
 from greenroom.actors.claims import CLAIMS
 from tests.faults.bench import Bench
+from tests.faults.codex_bench import CodexBench
 
 
 @pytest.fixture
@@ -10,6 +11,20 @@ def bench(tmp_path):
     yield bench
     bench.close()
     assert not len(CLAIMS), "a closed room holds conversations"
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Makes benches of scripted Codex, each with a home of its own."""
+    benches = []
+
+    def make(plan=None, **options):
+        benches.append(CodexBench(tmp_path / f"bench-{len(benches)}", plan, **options))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.close()
 
 
 def pytest_collection_modifyitems(config, items):

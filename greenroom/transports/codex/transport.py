@@ -161,6 +161,11 @@ class CodexAppServerTransport:
             return None
         return (NAME, self.find_binary(), tuple(sorted(self._environment().items())), self.state_home)
 
+    @property
+    def first_key(self) -> Hashable:
+        """The first server in a home goes alone: 0.163 makes its databases without a lock, and a second one would end with an error."""
+        return (NAME, self.state_home)
+
     def launch_link(self, spec: ConversationSpec, mark: str) -> LinkLaunch:
         """Return what to start for conversations of `link_key(spec)`. Raises CliNotFoundError.
 

@@ -422,6 +422,13 @@ class World(RuleBasedStateMachine):
         self.gone(child)
         self.tell(Died, incarnation=child.opening.incarnation, error=TransportDiedError(signal=9), expected=child.told, **fields)
 
+    @precondition(lambda self: self.current is not None)
+    @rule()
+    def is_evicted(self):
+        child = self.current
+        self.gone(child)
+        self.tell(Died, incarnation=child.opening.incarnation, error=TransportDiedError(), expected=True, evicted=True)
+
     @precondition(lambda self: any(child.told and not child.gone for child in self.children.values()))
     @rule(sent=st.booleans())
     def ends_as_told(self, sent):
@@ -663,6 +670,7 @@ ANY_EVENT = st.one_of(
         expected=st.booleans(),
         sent=st.booleans(),
         refused=st.booleans(),
+        evicted=st.booleans(),
         usage=USAGE,
     ),
     st.builds(WaitDone, now_s=NOW, wait_id=NUMBER),
