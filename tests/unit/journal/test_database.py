@@ -25,10 +25,12 @@ from greenroom.journal.records import (
     TicketReported,
     TicketTaken,
 )
-from greenroom.model import Checkpoint, StateDirProblem, StoreFault, TurnRequest
+from greenroom.model import Checkpoint, OutputSchema, StateDirProblem, StoreFault, TurnRequest
 from greenroom.policy.events import RunBegan, Start
 from greenroom.transports.base import Flags
 from tests.unit.journal.values import NONCE, named, opened, prepared, sent, spoken, turn, write
+
+ODD = TurnRequest(prompt="x", output_schema=OutputSchema({"x": object()}))
 
 
 def rows(journal):
@@ -90,7 +92,13 @@ BAD = [
     sent(incarnation=None),
     prepared("t-9", key=object()),
     Input(session_id="s-1", n=7, event=RunBegan(now_s=1.0, turn_id="t-1", flags=object())),
-    TicketPrepared(turn_id="t-9", session_id="s-1", nonce=NONCE, request=TurnRequest(prompt=object()), request_hash=""),
+    TicketPrepared(
+        turn_id="t-9",
+        session_id="s-1",
+        nonce=NONCE,
+        request=TurnRequest(prompt="x", output_schema=OutputSchema({"x": object()})),
+        request_hash="",
+    ),
     TicketEnded(turn_id="t-1", outcome=object()),
 ]
 
