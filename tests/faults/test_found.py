@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import threading
+import time
 
 import pytest
 
@@ -23,7 +24,7 @@ from greenroom import (
     TurnResult,
     WaitTimeoutError,
 )
-from greenroom.testing import FakeCheckpointStore, FakeTurn
+from greenroom.testing import FakeCheckpointStore, FakeTurn, Plan
 from tests.faults.bench import PATIENCE_S, until
 from tests.faults.test_callers import OPTIONS, fake, in_thread, prepare, room  # noqa: F401 - fixtures
 
@@ -256,3 +257,17 @@ def test_the_history_of_a_scripted_cli_keeps_line_separators_within_prompts(benc
     cli = bench.cli()
     cli.run("SAY \u2028x\u0085")
     assert cli.prompts() == ["SAY \u2028x\u0085"]
+
+
+# --- ids that can be had neither way ------------------------------------------------------------------------------------------------------
+
+
+def test_an_id_that_is_gone_to_a_resume_and_in_use_to_a_start_is_given_up(bench):
+    """So does Claude Code 2.1.332 when a kill left a transcript without a message: its session could never run a turn again."""
+    cli = bench.cli(Plan(refuse_resume=True, kill_after_line=5, kill_times=1))
+    began = time.monotonic()
+    turn = cli.run("SAY one")
+    assert (turn.result.text, turn.restarts, turn.continuity.value) == ("one", 1, "continued")
+    assert time.monotonic() - began < 5.0
+    assert cli.run("SAY two").conversation_id == turn.conversation_id
+    assert [seen.get("session_id") for seen in cli.starts][-1] == turn.conversation_id
