@@ -14,9 +14,11 @@ from greenroom import (
     AssistantText,
     FailureKind,
     Greenroom,
+    OutputSchema,
     ProviderProfile,
     RetryPolicy,
     SessionCrashedError,
+    ToolCall,
     TransportDiedError,
     TurnCancelledError,
     TurnFailedError,
@@ -271,3 +273,29 @@ def test_an_id_that_is_gone_to_a_resume_and_in_use_to_a_start_is_given_up(bench)
     assert time.monotonic() - began < 5.0
     assert cli.run("SAY two").conversation_id == turn.conversation_id
     assert [seen.get("session_id") for seen in cli.starts][-1] == turn.conversation_id
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("extra_args", "--verbose"),  # it was sent letter by letter
+        ("extra_args", (1,)),
+        ("output_schema", {"type": "object"}),
+        ("output_schema", OutputSchema(None)),
+        ("mcp_servers", ("server",)),
+    ],
+)
+def test_options_of_a_request_of_another_type_are_refused_by_name(name, value):
+    with pytest.raises(TypeError, match=name):
+        TurnRequest("p", **{name: value})
+
+
+def test_a_steer_that_is_no_text_does_not_cost_the_process(bench):
+    cli = bench.cli()
+    begun = cli.begin("AWAIT_STEER\nSAY over")
+    cli.wait_for(ToolCall)
+    with pytest.raises(TypeError, match="text must be a str"):
+        cli.session.steer(5)
+    cli.session.steer("\ud800 go")
+    turn = begun.outcome()
+    assert turn.restarts == 0
