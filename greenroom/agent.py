@@ -405,6 +405,8 @@ class Session:
         Raises ProviderCapabilityError when the provider cannot take text in mid-turn, NoRunningTurnError when there is no turn that
         can: nothing is queued, nothing is sent later.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, got {type(text).__name__}")
         if not self._core.transport.profile.supports_steer:
             raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
         self._room._check_process()

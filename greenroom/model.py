@@ -207,22 +207,40 @@ def _check_text(_: object, attribute: attrs.Attribute[str], value: object) -> No
         raise TypeError(f"{attribute.name} must be a str, got {type(value).__name__}")
 
 
+def _check_schema(_: object, __: object, schema: Any) -> None:
+    if schema is not None and not (isinstance(schema, OutputSchema) and isinstance(schema.schema, Mapping)):
+        raise TypeError(f"output_schema must be an OutputSchema with a mapping, got {schema!r}")
+
+
+def _check_servers(_: object, __: object, servers: tuple[object, ...]) -> None:
+    for server in servers:
+        if not isinstance(server, StdioMcpServer):
+            raise TypeError(f"mcp_servers must be StdioMcpServer objects, got {server!r}")
+
+
+def _arguments(values: Iterable[str]) -> tuple[str, ...]:
+    arguments = tuple(values)
+    if isinstance(values, str) or not all(isinstance(value, str) for value in arguments):
+        raise TypeError(f"extra_args must be a sequence of str, got {values!r}")
+    return arguments
+
+
 @attrs.frozen
 class TurnRequest:
     """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value.
 
-    Raises ValueError for a timeout that is not more than 0, TypeError for a prompt that is no str.
+    Raises ValueError for a timeout that is not more than 0, TypeError for values of another type.
     """
 
     prompt: str = attrs.field(validator=_check_text)
     cwd: Path | str | None = attrs.field(default=None, kw_only=True)
     timeout: float | None = attrs.field(default=None, kw_only=True, validator=_check_timeout)
-    output_schema: OutputSchema | None = attrs.field(default=None, kw_only=True)
+    output_schema: OutputSchema | None = attrs.field(default=None, kw_only=True, validator=_check_schema)
     reasoning_effort: str | None = attrs.field(default=None, kw_only=True)
     env: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, hash=False, validator=_check_env)
     mcp_workspace: Path | str | None = attrs.field(default=None, kw_only=True)
-    extra_args: tuple[str, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
-    mcp_servers: tuple[StdioMcpServer, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
+    extra_args: tuple[str, ...] = attrs.field(default=(), converter=_arguments, kw_only=True)
+    mcp_servers: tuple[StdioMcpServer, ...] = attrs.field(default=(), converter=tuple, kw_only=True, validator=_check_servers)
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
 from greenroom.actors.runtime import LoopActor, Message, tell
+from greenroom.actors.threads import described
 from greenroom.clock import TimerHandle
 from greenroom.errors import GreenroomError
 from greenroom.transports.base import Executor, Launch, LinkLaunch, Output, Process
@@ -55,7 +56,7 @@ def launch_job(prepare: Callable[[], Launch | LinkLaunch], executor: Executor, r
         except GreenroomError as error:
             return LaunchFailed(error=error)
         except BaseException as error:  # noqa: BLE001 - a sys.exit included: whatever is raised answers the start
-            failure = GreenroomError(f"the process could not be started: {error!r}")
+            failure = GreenroomError(f"the process could not be started: {_why(error)}")
             failure.__cause__ = error
             return LaunchFailed(error=failure)
 
@@ -63,11 +64,13 @@ def launch_job(prepare: Callable[[], Launch | LinkLaunch], executor: Executor, r
 
 
 def crash_reason(error: BaseException) -> str:
-    """Return what is said of a crash of ours; a `repr` that raises must not keep anybody from hearing of it."""
-    try:
-        return f"its actor crashed: {error!r}"
-    except BaseException:  # noqa: BLE001 - said above
-        return "its actor crashed"
+    """Return what is said of a crash of ours."""
+    return f"its actor crashed: {described(error)}"
+
+
+def _why(error: BaseException) -> str:
+    """Return what the system said, in words; of any other exception its `repr`."""
+    return error.strerror if isinstance(error, OSError) and error.strerror else described(error)
 
 
 @attrs.frozen(kw_only=True)

@@ -99,7 +99,9 @@ def _lost(move: Move, error: SessionResumeError, now_s: float, *, resumed: bool)
     ticket, held = move.ticket, move.state.held
     end_process(move, reason="its conversation is gone")
     if resumed and not held.settled:
-        move.change(held=Held(generation=held.generation))
+        # Refused as gone, and before that as in use: Claude Code says both of a transcript that was begun and holds no message yet.
+        # Such an id can be had neither way any more, and nothing is in it.
+        move.change(held=Held(generation=held.generation + (1 if ticket.in_use_waits else 0)))
         open_process(move, now_s)
     elif ticket.expected_conversation is not None and not ticket.keepsake and not ticket.replaced:
         drop(move)

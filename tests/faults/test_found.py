@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import threading
+import time
 
 import pytest
 
@@ -13,9 +14,11 @@ from greenroom import (
     AssistantText,
     FailureKind,
     Greenroom,
+    OutputSchema,
     ProviderProfile,
     RetryPolicy,
     SessionCrashedError,
+    ToolCall,
     TransportDiedError,
     TurnCancelledError,
     TurnFailedError,
@@ -23,7 +26,7 @@ from greenroom import (
     TurnResult,
     WaitTimeoutError,
 )
-from greenroom.testing import FakeCheckpointStore, FakeTurn
+from greenroom.testing import FakeCheckpointStore, FakeTurn, Plan
 from tests.faults.bench import PATIENCE_S, until
 from tests.faults.test_callers import OPTIONS, fake, in_thread, prepare, room  # noqa: F401 - fixtures
 
@@ -256,3 +259,43 @@ def test_the_history_of_a_scripted_cli_keeps_line_separators_within_prompts(benc
     cli = bench.cli()
     cli.run("SAY \u2028x\u0085")
     assert cli.prompts() == ["SAY \u2028x\u0085"]
+
+
+# --- ids that can be had neither way ------------------------------------------------------------------------------------------------------
+
+
+def test_an_id_that_is_gone_to_a_resume_and_in_use_to_a_start_is_given_up(bench):
+    """So does Claude Code 2.1.332 when a kill left a transcript without a message: its session could never run a turn again."""
+    cli = bench.cli(Plan(refuse_resume=True, kill_after_line=5, kill_times=1))
+    began = time.monotonic()
+    turn = cli.run("SAY one")
+    assert (turn.result.text, turn.restarts, turn.continuity.value) == ("one", 1, "continued")
+    assert time.monotonic() - began < 5.0
+    assert cli.run("SAY two").conversation_id == turn.conversation_id
+    assert [seen.get("session_id") for seen in cli.starts][-1] == turn.conversation_id
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("extra_args", "--verbose"),  # it was sent letter by letter
+        ("extra_args", (1,)),
+        ("output_schema", {"type": "object"}),
+        ("output_schema", OutputSchema(None)),
+        ("mcp_servers", ("server",)),
+    ],
+)
+def test_options_of_a_request_of_another_type_are_refused_by_name(name, value):
+    with pytest.raises(TypeError, match=name):
+        TurnRequest("p", **{name: value})
+
+
+def test_a_steer_that_is_no_text_does_not_cost_the_process(bench):
+    cli = bench.cli()
+    begun = cli.begin("AWAIT_STEER\nSAY over")
+    cli.wait_for(ToolCall)
+    with pytest.raises(TypeError, match="text must be a str"):
+        cli.session.steer(5)
+    cli.session.steer("\ud800 go")
+    turn = begun.outcome()
+    assert turn.restarts == 0
