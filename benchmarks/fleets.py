@@ -84,7 +84,7 @@ class RawSession:
 
     def __init__(self, binary: Path, cwd: Path, env: Mapping[str, str]) -> None:
         argv = (str(binary), *FLAGS, "--session-id", str(uuid.uuid4()))
-        self._process = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._lock = threading.Lock()
         self._decode = msgspec.json.Decoder(Frame).decode
         self._write({"type": "control_request", "request_id": "1", "request": {"subtype": "initialize"}})

@@ -22,9 +22,9 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import SessionCore
+from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
-from greenroom.clock import Clock, SystemClock
+from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
     NoRunningTurnError,
     ProviderCapabilityError,
@@ -117,6 +117,8 @@ class Agent:
         else:
             if env is not None or executor is not None or transport is not UNSET:
                 raise ProviderCapabilityError("env, executor and transport belong to the transport; a ready one has its own")
+            if not hasattr(provider, "profile"):
+                raise TypeError(f"provider must be a name or a ready transport, got {provider!r}")
             self.transport = provider
 
     def session(
@@ -138,12 +140,17 @@ class Agent:
 
         Blocks for the check of the provider's binary (once for each binary) and for `checkpoints.load`. Raises CliNotFoundError,
         CliCheckError, ProviderCapabilityError, WorkingDirectoryError; SessionStateError when another session of this process holds the
-        conversation or the room is closed; ValueError when only one of `checkpoints` and `checkpoint_key` is given.
+        conversation or the room is closed; ValueError when only one of `checkpoints` and `checkpoint_key` is given, and for other
+        arguments that cannot be meant.
         """
         if (checkpoints is None) != (checkpoint_key is None):
             raise ValueError("checkpoints and checkpoint_key go together")
+        if idle_release_after is not None and not idle_release_after >= 0:
+            raise ValueError(f"idle_release_after must be 0 seconds or more, got {idle_release_after}")
+        if resume_id is not None:
+            _check_id("resume_id", resume_id)
         room = self._room or _default_room()
-        room._check()  # noqa: SLF001
+        room._check()
         spec = ConversationSpec(
             cwd=_directory(cwd),
             permissions=self.permissions,
@@ -159,6 +166,8 @@ class Agent:
         checkpoint = Checkpoint(resume_id, previous_usage) if resume_id is not None else None
         if checkpoint is None and checkpoints is not None and checkpoint_key is not None:
             checkpoint = checkpoints.load(checkpoint_key)
+            if not isinstance(checkpoint, Checkpoint | None):
+                raise TypeError(f"checkpoints.load must return a Checkpoint or None, got {checkpoint!r}")
         ids, clock = self._ids or room.ids, self._clock or room.clock
         core = SessionCore(
             session_id=ids.new_id("session"),
@@ -235,7 +244,7 @@ class Session:
         if core.checkpoint is not None:
             CLAIMS.take(core.claim_key(core.checkpoint.conversation_id), core.session_id)
         try:
-            self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))  # noqa: SLF001
+            self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))
         except BaseException:
             CLAIMS.drop(core.session_id)
             raise
@@ -299,14 +308,17 @@ class Session:
         if not isinstance(request, TurnRequest):
             raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
         transport = self._core.transport
+        flags = NO_FLAGS
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
+            flags = transport.flags(self._core.spec, request)
         core = TicketCore(self._ids.new_id("turn"), self.id)
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=core.turn_id,
             nonce=new_nonce(),
             request=request,
+            flags=flags,
             expect_conversation=expect_conversation,
             pin=pin,
             ticket=core,
@@ -333,9 +345,7 @@ class Session:
         """
         if on_event is None:
             self._start(ticket, None)
-            if not ticket._core.cell.wait(wait, self._clock):  # noqa: SLF001
-                raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
-            return ticket._core.cell.get()  # noqa: SLF001
+            return ticket.wait(wait)
         inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         sink = Sink(inbox.put, self._credit(ticket.turn_id))
         self._start(ticket, sink)
@@ -344,8 +354,7 @@ class Session:
         except BaseException:
             self._detach(ticket, sink)
             raise
-        ticket._core.cell.wait(None, self._clock)  # noqa: SLF001
-        return ticket._core.cell.get()  # noqa: SLF001
+        return ticket.wait()
 
     def _listen(
         self, ticket: TurnTicket, inbox: queue.SimpleQueue[Batch | None], sink: Sink, callback: EventCallback, wait: float | None
@@ -356,7 +365,9 @@ class Session:
         while True:
             try:
                 timeout_s = (
-                    None if until_s is None or not isinstance(self._clock, SystemClock) else max(0.0, until_s - self._clock.monotonic())
+                    None
+                    if until_s is None or not isinstance(self._clock, SystemClock)
+                    else min(LONGEST_WAIT_S, max(0.0, until_s - self._clock.monotonic()))
                 )
                 batch = inbox.get(timeout=timeout_s)
             except queue.Empty:
@@ -396,8 +407,7 @@ class Session:
         """
         if not self._core.transport.profile.supports_steer:
             raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
-        if not self._room._pid_is_ours():  # noqa: SLF001
-            self._room._check()  # noqa: SLF001
+        self._room._check_process()
         current = self._current
         if current is None or current.state is not TicketState.BEGUN or current.cell.settled:
             raise NoRunningTurnError("no turn is running")
@@ -408,7 +418,7 @@ class Session:
 
     def interrupt(self, ticket: TurnTicket | None = None) -> None:
         """End the running turn, or the one that `ticket` names; a prepared one is cancelled. Never waits; harmless when nothing fits."""
-        core = self._current if ticket is None else ticket._core  # noqa: SLF001
+        core = self._current if ticket is None else ticket._core
         if core is None or not self._owns(core):
             return
         if ticket is not None and core.cancel(TurnCancelledError(core.turn_id)):
@@ -423,9 +433,10 @@ class Session:
 
         False when the session holds newer history, a turn is prepared or running, or the provider cannot resume.
 
-        Raises SessionStateError when another session of this process holds it.
+        Raises SessionStateError when another session of this process holds it, ValueError or TypeError for what is no id.
         """
         self._check()
+        _check_id("conversation_id", conversation_id)
         key = self._core.claim_key(conversation_id)
         CLAIMS.take(key, self.id)
         reply: Cell[bool] = Cell()
@@ -446,7 +457,7 @@ class Session:
     def close(self) -> None:
         """End the session: a running turn is interrupted, its process ended. Returns when nothing of it runs. Idempotent."""
         self._begin_close()
-        if self._room._pid_is_ours():  # noqa: SLF001
+        if self._room._pid_is_ours():
             self._core.closed.wait(None, self._clock)
 
     async def aclose(self) -> None:
@@ -459,7 +470,7 @@ class Session:
 
     def _begin_close(self) -> None:
         self._closed = True
-        if self._room._pid_is_ours():  # noqa: SLF001
+        if self._room._pid_is_ours():
             tell(self._ref, m.CloseSession())
 
     def __enter__(self) -> Self:
@@ -480,25 +491,24 @@ class Session:
     # --- inside
 
     def _check(self) -> None:
-        self._room._check()  # noqa: SLF001
+        self._room._check()
         if self._closed:
             raise SessionStateError("the session is closed")
 
     def _start(self, ticket: TurnTicket, sink: Sink | None) -> None:
         """Mark the ticket begun, then post Run: an interrupt from now on means this turn."""
         self._check_ticket(ticket)
-        core = ticket._core  # noqa: SLF001
+        core = ticket._core
         with self._lock:
             core.begin(sink)
             self._current = core
         tell(self._ref, m.Run(turn_id=core.turn_id, ticket=core))
 
     def _check_ticket(self, ticket: TurnTicket) -> None:
-        # A closed session has settled the ticket: its own error says more than ours.
-        if not self._room._pid_is_ours():  # noqa: SLF001
-            self._room._check()  # noqa: SLF001
-        if not self._owns(ticket._core):  # noqa: SLF001
-            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._core.session_id!r}, not to {self.id!r}")  # noqa: SLF001
+        # Not whether the session is closed: that has settled the ticket, and its own error says more than ours.
+        self._room._check_process()
+        if not self._owns(ticket._core):
+            raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._core.session_id!r}, not to {self.id!r}")
 
     def _owns(self, core: TicketCore) -> bool:
         return core.session_id == self.id
@@ -527,14 +537,13 @@ class _Mailbox:
         self._lock = threading.Lock()
         self.batches: list[Batch | None] = []
         self.arrived = asyncio.Event()
-        self.broken = False
 
     def __call__(self, batch: Batch | None) -> None:
         with self._lock:
             first = not self.batches
             self.batches.append(batch)
         if first:
-            self.broken = not _call_soon(self._loop, self.arrived.set) or self.broken
+            _call_soon(self._loop, self.arrived.set)
 
     def take(self) -> list[Batch | None]:
         with self._lock:
@@ -553,9 +562,9 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self._mailbox = _Mailbox(self._loop)
         self._buffer: list[SessionEvent] = []
         self._ended = False
-        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id))  # noqa: SLF001
-        session._start(ticket, self._sink)  # noqa: SLF001
-        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)  # noqa: SLF001
+        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id), self._loop.is_closed)
+        session._start(ticket, self._sink)
+        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)
         self._finalizer.atexit = False
 
     def __aiter__(self) -> TurnStream:
@@ -587,7 +596,7 @@ class TurnStream(AsyncIterator[SessionEvent]):
         if not self._ended:
             self.detach()
         done: asyncio.Future[None] = self._loop.create_future()
-        cell = self._ticket._core.cell  # noqa: SLF001
+        cell = self._ticket._core.cell
         cell.when_settled(_waker(self._loop, done))
         await done
         return cell.get()
@@ -632,6 +641,13 @@ def _as_callback(handler: EventCallback | EventHandler) -> EventCallback:
     if not callable(callback):
         raise TypeError(f"an event handler is a callable or has on_event, got {type(handler).__name__}")
     return callback  # type: ignore[no-any-return]
+
+
+def _check_id(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {type(value).__name__}")
+    if not value:
+        raise ValueError(f"{name} must not be empty; None means a new conversation")
 
 
 def _directory(cwd: Path | str) -> Path:

@@ -7,6 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+LONGEST_WAIT_S = threading.TIMEOUT_MAX / 2
+"""What a lock can still be asked for (more than a century); `inf` means it."""
+
+LONGEST_SLEEP_S = 3600.0
+"""For a selector, which takes no more than some weeks: who wakes early looks again."""
+
 
 class TimerHandle(Protocol):
     """A timer that can be cancelled, any number of times, from any thread."""
@@ -51,7 +57,7 @@ class SystemClock:
 
     def wait(self, seconds: float, stop: threading.Event | None = None) -> bool:
         """Block for `seconds`, or until `stop` is set; return True when it was stopped."""
-        return (stop or threading.Event()).wait(seconds)
+        return (stop or threading.Event()).wait(min(seconds, LONGEST_WAIT_S))
 
     def call_later(self, delay_s: float, callback: Callable[[], None], *, is_wait: bool = False) -> TimerHandle:
         """Call `callback` on a thread of its own after `delay_s`."""

@@ -19,6 +19,9 @@ GreenroomError
 ├── SessionCrashedError         an actor of ours failed; a defect, please report it
 ├── WaitTimeoutError            the caller's patience ended; the turn goes on (also a TimeoutError)
 ├── TaskFileError               the task file cannot be used
+├── StateDirError               the state directory cannot be used; its journal is left as it is
+├── StoreFailedError            the journal could not write or read; `kind` says why
+├── JournalError                a value that cannot be recorded, or a record that cannot be read; a defect, or a newer version's
 ├── ProcessClosedError, ReapError
 └── McpConfigError, AuthUnavailableError, HostAuthUnplannableError
 """
@@ -27,7 +30,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenroom.model import FailureKind, ProviderUsage
+from greenroom.model import FailureKind, ProviderUsage, StateDirProblem, StoreFault
 
 
 def _rebuild(cls: type[GreenroomError], args: tuple[Any, ...], fields: dict[str, Any]) -> GreenroomError:
@@ -250,6 +253,32 @@ class TaskFileError(GreenroomError):
         self.hint = hint
         where = f"{path}:{line}" if line is not None else path
         super().__init__(f"{where}: {f'key {key!r}: ' if key else ''}{why}")
+
+
+class StateDirError(GreenroomError):
+    """The state directory at `path` cannot be used. The journal in it, if there is one, is left as it is."""
+
+    def __init__(self, path: str, problem: StateDirProblem, why: str, *, hint: str | None = None) -> None:
+        self.path = path
+        self.problem = problem
+        self.why = why
+        self.hint = hint
+        super().__init__(f"cannot use the state directory {path!r}: {why}")
+
+
+class StoreFailedError(GreenroomError):
+    """The journal could not write or read: what was not committed is lost, and it is closed until it is healed."""
+
+    def __init__(self, kind: StoreFault, detail: str, *, path: str = "", hint: str | None = None) -> None:
+        self.kind = kind
+        self.detail = detail
+        self.path = path
+        self.hint = hint
+        super().__init__(f"the journal {path!r} failed ({kind.value}): {detail}")
+
+
+class JournalError(GreenroomError):
+    """A value cannot be recorded, or a record cannot be read, or the journal is used out of order. Nothing was changed."""
 
 
 class ProcessClosedError(GreenroomError):

@@ -69,6 +69,33 @@ class FailureKind(enum.Enum):
     OTHER = "other"
 
 
+class StateDirProblem(enum.Enum):
+    """Why a state directory cannot be used, by what its owner can do about it."""
+
+    IN_USE = "in use"
+    NEWER_VERSION = "newer version"
+    OTHER_USER = "another user's"
+    EXPOSED = "writable by others"
+    READ_ONLY = "read-only"
+    DAMAGED = "damaged"
+    FOREIGN = "not a journal"
+    UNUSABLE = "unusable"
+
+
+class StoreFault(enum.Enum):
+    """Why the journal could not write or read. After any of them it is closed until it is healed."""
+
+    FULL = "disk full"
+    IO = "input/output error"
+    BUSY = "locked"
+    READ_ONLY = "read-only"
+    DAMAGED = "damaged"
+    GONE = "removed"
+    CLOSED = "closed"
+    FORKED = "forked"
+    OTHER = "other"
+
+
 class OnDeath(enum.Enum):
     """What to do when a process died in a turn whose prompt the provider had already taken."""
 
@@ -167,19 +194,32 @@ def _check_timeout(_: object, __: object, timeout: float | None) -> None:
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
 
 
+def _check_env(_: object, __: object, env: Mapping[str, str] | None) -> None:
+    for name, value in (env or {}).items():
+        if type(name) is not str or type(value) is not str:
+            raise TypeError(f"environment variables are strings, got {name!r}: {type(value).__name__}")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"not the name or value of an environment variable: {name!r}")
+
+
+def _check_text(_: object, attribute: attrs.Attribute[str], value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{attribute.name} must be a str, got {type(value).__name__}")
+
+
 @attrs.frozen
 class TurnRequest:
     """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value.
 
-    Raises ValueError for a timeout that is not more than 0.
+    Raises ValueError for a timeout that is not more than 0, TypeError for a prompt that is no str.
     """
 
-    prompt: str
+    prompt: str = attrs.field(validator=_check_text)
     cwd: Path | str | None = attrs.field(default=None, kw_only=True)
     timeout: float | None = attrs.field(default=None, kw_only=True, validator=_check_timeout)
     output_schema: OutputSchema | None = attrs.field(default=None, kw_only=True)
     reasoning_effort: str | None = attrs.field(default=None, kw_only=True)
-    env: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, hash=False)
+    env: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, hash=False, validator=_check_env)
     mcp_workspace: Path | str | None = attrs.field(default=None, kw_only=True)
     extra_args: tuple[str, ...] = attrs.field(default=(), converter=tuple, kw_only=True)
     mcp_servers: tuple[StdioMcpServer, ...] = attrs.field(default=(), converter=tuple, kw_only=True)

@@ -55,8 +55,10 @@ class Greenroom:
     ) -> None:
         if state_dir is not None:
             raise ProviderCapabilityError("state_dir is not supported by this version: nothing is journalled yet")
-        for name, value in (("max_starting", max_starting), ("max_live", max_live)):
-            if value is not None and value < 1:
+        for name, value in (("max_starting", max_starting), ("max_live", max_live if max_live is not None else 1)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.clock: Clock = clock or SystemClock()
         self.ids: IdAllocator = ids or RandomIds()
@@ -86,7 +88,7 @@ class Greenroom:
 
         Returns the ids of the sessions whose processes had to be killed because time was up. Blocks; idempotent; any thread.
         """
-        if self._pid != os.getpid():
+        if not self._pid_is_ours():
             return ()
         reply: Cell[tuple[str, ...]] = Cell()
         with self._lock:
@@ -97,7 +99,7 @@ class Greenroom:
             self.log.error("room %s: not everything ended within %g s", self.id, deadline_s + PROOF_S)
         for session in tuple(self._sessions.values()):
             # Closed they are, but for a supervisor that crashed: then each still ends what it has, on the loop that we are to stop.
-            session._core.closed.wait(deadline_s, SystemClock())  # noqa: SLF001
+            session._core.closed.wait(deadline_s, SystemClock())
         if first:
             _rooms.discard(self)
             engines.release(self._engine)
@@ -114,9 +116,12 @@ class Greenroom:
     def _pid_is_ours(self) -> bool:
         return self._pid == os.getpid()
 
-    def _check(self) -> None:
-        if self._pid != os.getpid():
+    def _check_process(self) -> None:
+        if not self._pid_is_ours():
             raise SessionStateError("this room belongs to the parent process; make a new Greenroom after a fork")
+
+    def _check(self) -> None:
+        self._check_process()
         if self._closed:
             raise SessionStateError("the room is closed")
 
@@ -152,7 +157,7 @@ def default_room() -> Greenroom:
     """Return the room of agents that were made without one; it closes itself at exit."""
     global _default  # noqa: PLW0603 - one a process is the point
     with _default_lock:
-        if _default is None or _default._closed or _default._pid != os.getpid():  # noqa: SLF001
+        if _default is None or _default._closed or not _default._pid_is_ours():
             _default = Greenroom()
         return _default
 

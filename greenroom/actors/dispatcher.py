@@ -15,13 +15,14 @@ import os
 import random
 import selectors
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import attrs
 
 from greenroom.actors.runtime import LoopActor, Message, tell
 from greenroom.actors.threads import InlineWorker, Job, Ref, Starter, ThreadWorker, Worker
-from greenroom.clock import Clock, SystemClock, TimerHandle
+from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock, TimerHandle
 
 logger = logging.getLogger("greenroom.actors")
 
@@ -35,8 +36,6 @@ class PipeReady(Message):
     """A watched descriptor is ready. Ordinary, so that a loud pipe waits its turn; at most one a descriptor is on its way."""
 
     fd: int
-    readable: bool
-    writable: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -71,6 +70,9 @@ class Dispatcher(Protocol):
 
     def offload(self, job: Job, ref: Ref) -> None:
         """Run `job` on the starter thread and tell `ref` the message that it returns."""
+
+    def after_round(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the actors that are ready have had their turn: whoever it wakes does not fight them for the GIL."""
 
     def worker(self, owner: Ref, name: str) -> Worker:
         """Return a worker for jobs that block for as long as they like."""
@@ -141,7 +143,7 @@ class _Pipes:
     def report(self, ready: list[tuple[selectors.SelectorKey, int]], wake_fd: int | None = None) -> bool:
         """Report what the selector found ready; return whether the wake descriptor was among it."""
         woken = False
-        for key, events in ready:
+        for key, _ in ready:
             if key.fd == wake_fd:
                 woken = True
                 continue
@@ -149,10 +151,7 @@ class _Pipes:
             pipe.pending = True
             self._reported.append(key.fd)
             # Left registered for now: the reader usually resumes it within the same round, which then costs no system call.
-            tell(
-                pipe.ref,
-                PipeReady(fd=key.fd, readable=bool(events & selectors.EVENT_READ), writable=bool(events & selectors.EVENT_WRITE)),
-            )
+            tell(pipe.ref, PipeReady(fd=key.fd))
         return woken
 
     def settle(self) -> None:
@@ -199,6 +198,7 @@ class LoopDispatcher:
         self._timers: list[tuple[float, int, _HeapTimer]] = []
         self._new_timers: collections.deque[tuple[float, int, _HeapTimer]] = collections.deque()
         self._timer_ids = itertools.count()
+        self._after_round: list[Callable[[], None]] = []
         self._pipes = _Pipes()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
         self._pipes.selector.register(self._wake_read, selectors.EVENT_READ)
@@ -263,6 +263,10 @@ class LoopDispatcher:
 
     # --- from the loop's own thread
 
+    def after_round(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the actors that are ready have had their turn."""
+        self._after_round.append(callback)
+
     def watch(self, fd: int, ref: Ref, *, read: bool, write: bool) -> None:
         """Report readiness of `fd` to `ref`; both False: stop watching."""
         self._pipes.watch(fd, ref, _mask(read=read, write=write))
@@ -288,6 +292,8 @@ class LoopDispatcher:
             for _ in range(ROUNDS_UNSEEN):
                 for _ in range(len(ready)):
                     ready.popleft().run_batch(BATCH_MESSAGES)
+                if self._after_round:
+                    self._end_round()
                 if not ready:
                     break
             self._fire_timers()
@@ -295,6 +301,11 @@ class LoopDispatcher:
                 return
             self._pipes.settle()
             self._sleep()
+
+    def _end_round(self) -> None:
+        callbacks, self._after_round = self._after_round, []
+        for callback in callbacks:
+            callback()
 
     def _sleep(self) -> None:
         # The flag first, the look second: whoever schedules after the look sees the flag and wakes us.
@@ -311,7 +322,8 @@ class LoopDispatcher:
     def _until_next_timer(self) -> float | None:
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - self.clock.monotonic()) if self._timers else None
+        # Bounded: the selector takes no more than some weeks, and a deadline may be `inf`.
+        return min(LONGEST_SLEEP_S, max(0.0, self._timers[0][0] - self.clock.monotonic())) if self._timers else None
 
     def _fire_timers(self) -> None:
         while self._new_timers:
@@ -359,6 +371,7 @@ class ClockedDispatcher:
         self.resume = loop.resume
         self.offload = loop.offload
         self.worker = loop.worker
+        self.after_round = loop.after_round
 
     def monotonic(self) -> float:
         """Return the clock's time in seconds."""
@@ -401,6 +414,10 @@ class ManualDispatcher:
     def resume(self, fd: int) -> None:
         """Report readiness of `fd` again."""
         self._pipes.resume(fd)
+
+    def after_round(self, callback: Callable[[], None]) -> None:
+        """Call it now: nobody else runs."""
+        callback()
 
     def offload(self, job: Job, ref: Ref) -> None:
         """Keep the job for a later step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import attrs
 
 from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
 from greenroom.actors.runtime import LoopActor, Message
+from greenroom.clock import Clock, SystemClock
 from greenroom.transports.guard import Guard, host_id
 from greenroom.transports.marks import host_prefix
 
@@ -30,9 +32,10 @@ class GuardStarted(Message):
     error: Exception | None
 
     def refuse(self) -> None:
-        """Nobody keeps it: it must not stay."""
+        """Nobody keeps it: it must not stay. The room was closed while it started; it exits at once, and is reaped on a passing thread."""
         if self.guard is not None:
             self.guard.close()
+            threading.Thread(target=_reap, args=(self.guard, SystemClock()), name="greenroom-guard-reaper", daemon=True).start()
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +134,7 @@ class GuardianActor(LoopActor):
         guard, self._latest = self._latest, None
         if guard is not None:
             guard.close()
-            _reap(guard, self.dispatcher)
+            _reap(guard, self.dispatcher.clock)
         return GuardGone()
 
 
@@ -146,10 +149,10 @@ def _replace(dead: Guard) -> Guard:
     return guard
 
 
-def _reap(guard: Guard, dispatcher: Dispatcher) -> None:
-    # On the starter thread, which is ending with us: a short bounded wait for a process that exits at once.
+def _reap(guard: Guard, clock: Clock) -> None:
+    # On the starter thread, which is ending with us, or a passing one: a short bounded wait for a process that exits at once.
     for _ in range(REAP_ROUNDS):
         if guard.poll() is not None:
             break
-        dispatcher.clock.wait(REAP_S)
+        clock.wait(REAP_S)
     guard.release()

@@ -11,11 +11,12 @@ import attrs
 import pykka
 
 from greenroom.actors.cell import Cell
+from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
-from greenroom.errors import GreenroomError, SessionStateError, TransportDiedError
+from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
-from greenroom.transports.base import Attempt, LaunchSpec, Process
+from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
     from greenroom.actors.ticket import TicketCore
@@ -37,6 +38,7 @@ class PrepareTurn(Message):
     turn_id: str
     nonce: str
     request: TurnRequest
+    flags: Flags
     expect_conversation: str | None
     pin: bool
     ticket: TicketCore
@@ -77,7 +79,7 @@ class Steer(Message):
 
     def refuse(self) -> None:
         """Answer that the session is closed."""
-        self.reply_to.fail(_closed())
+        self.reply_to.fail(NoRunningTurnError("the session is closed"))
 
 
 @attrs.frozen(kw_only=True)
@@ -274,8 +276,6 @@ class SteerAttempt(Message):
 
     def refuse(self) -> None:
         """Answer that no turn runs."""
-        from greenroom.errors import NoRunningTurnError  # noqa: PLC0415 - only on this path
-
         self.reply_to.fail(NoRunningTurnError("no turn is running"))
 
 
@@ -392,7 +392,10 @@ class RetireSession(Message):
 
     def refuse(self) -> None:
         """The supervisor is gone, and with it everything it had to prove."""
-        self.closed.settle(None)
+        try:
+            CLAIMS.drop(self.session_id)
+        finally:
+            self.closed.settle(None)
 
 
 @attrs.frozen(kw_only=True)

@@ -24,11 +24,11 @@ from greenroom.actors.ticket import Batch, TicketCore
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
 from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
-from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
+from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
-from greenroom.transports.base import Attempt, Flags, LaunchSpec, StreamTransport
+from greenroom.transports.base import Attempt, Flags, LaunchSpec
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
 
@@ -36,6 +36,7 @@ logger = logging.getLogger("greenroom.session")
 
 STORE_PATIENCE_S = 5.0
 CALLS_KEPT = 64
+LISTENER_LOOK_S = 1.0
 NO_FLAGS = Flags(key=None)
 
 Ref = pykka.ActorRef[Any]
@@ -98,7 +99,7 @@ class SessionActor(LoopActor):
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
-        self._requests: dict[str, TurnRequest] = {}
+        self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
         self._conversation: tuple[int, Ref] | None = None
@@ -108,6 +109,7 @@ class SessionActor(LoopActor):
         self._calls: collections.deque[ToolCall] = collections.deque(maxlen=CALLS_KEPT)
         self._slot_waits: dict[int, float] = {}
         self._held_deadline: tuple[str, int] | None = None
+        self._deadline_timer: TimerHandle | None = None
         self._waits: dict[int, TimerHandle] = {}
         self._sequence = 0
         self._interrupt_told: str | None = None
@@ -236,7 +238,7 @@ class SessionActor(LoopActor):
             case c.Ignored():
                 logger.debug("session %s: ignored: %s", self._core.session_id, command.reason)
             case _:
-                assert_never(command)  # type: ignore[arg-type]
+                assert_never(command)
 
     # --- tickets
 
@@ -258,7 +260,7 @@ class SessionActor(LoopActor):
             self._supersede(command.superseded, command.turn_id)
         message = self._prepares.pop(command.turn_id)
         self._tickets[command.turn_id] = message.ticket
-        self._requests[command.turn_id] = message.request
+        self._requests[command.turn_id] = message
         message.reply_to.settle(command.expected_conversation)
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
@@ -282,13 +284,7 @@ class SessionActor(LoopActor):
             message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} is not the session's most recent ticket"))
             return
         self._calls.clear()
-        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._flags(message.turn_id)))
-
-    def _flags(self, turn_id: str) -> Flags:
-        transport = self._core.transport
-        if isinstance(transport, StreamTransport):
-            return transport.flags(self._core.spec, self._requests[turn_id])
-        return NO_FLAGS
+        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._requests[message.turn_id].flags))
 
     def _settle(self, turn_id: str, ending: Callable[[TicketCore], None]) -> None:
         """End the ticket, once the store has confirmed what was written for it: who has the outcome finds the checkpoint."""
@@ -337,21 +333,35 @@ class SessionActor(LoopActor):
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
         if ticket is not None and ticket.sink is not None:
             clock = self.dispatcher.clock
-            ticket.sink.put(
-                Batch(
-                    session_id=self._core.session_id,
-                    turn_id=turn_id,
-                    incarnation=incarnation,
-                    first_sequence=first,
-                    at_monotonic_s=clock.monotonic(),
-                    at_wall_s=clock.wall(),
-                    events=events,
-                )
+            batch = Batch(
+                session_id=self._core.session_id,
+                turn_id=turn_id,
+                incarnation=incarnation,
+                first_sequence=first,
+                at_monotonic_s=clock.monotonic(),
+                at_wall_s=clock.wall(),
+                events=events,
             )
+            if ticket.sink.put(batch):
+                self.dispatcher.after_round(ticket.sink.flush)
             if ticket.sink.wants_hold():
                 self._hold_reading(hold=True)
+                self._look_later(ticket.turn_id)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+
+    def _look_later(self, turn_id: str) -> None:
+        self.dispatcher.call_later(LISTENER_LOOK_S, self.actor_ref, TimerFired(token=("listener", turn_id)))
+
+    def _look_after_listener(self, turn_id: str) -> None:
+        """A caller whose event loop was closed will never catch up, and does not say so: its turn must not wait for it."""
+        ticket = self._tickets.get(turn_id)
+        if ticket is None or ticket.sink is None or not ticket.sink.held:
+            return
+        if ticket.sink.gone():
+            ticket.sink.detach()
+        else:
+            self._look_later(turn_id)
 
     def _tell_interrupt(self, turn: Turn) -> None:
         """Say that the turn was interrupted, if no process was there to say it."""
@@ -426,17 +436,17 @@ class SessionActor(LoopActor):
         self._advance(e.Named(now_s=self._now_s(), incarnation=message.incarnation, conversation_id=message.conversation_id))
 
     def _execute(self, command: c.Execute) -> None:
-        request = self._requests.get(command.turn_id)
-        if request is None:
+        prepared = self._requests.get(command.turn_id)
+        if prepared is None:
             return
         attempt = Attempt(
             turn_id=command.turn_id,
-            request=request,
+            request=prepared.request,
             how=command.how,
             receipt=command.receipt,
             probe=command.probe,
             deadline_s=command.deadline_s,
-            timeout_s=request.timeout,
+            timeout_s=prepared.request.timeout,
         )
         self._receipt = command.receipt
         self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
@@ -514,8 +524,11 @@ class SessionActor(LoopActor):
             timer.cancel()
 
     def _set_deadline(self, command: c.SetDeadline) -> None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         delay_s = max(0.0, command.deadline_s - self._now_s())
-        self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=("deadline", command.turn_id, command.attempt)))
+        token = ("deadline", command.turn_id, command.attempt)
+        self._deadline_timer = self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=token))
 
     def _deadline_passed(self, turn_id: str, attempt: int) -> None:
         """The wait for a start slot does not count: while it lasts, the deadline is held, and put off by as much."""
@@ -531,6 +544,8 @@ class SessionActor(LoopActor):
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
             case ("deadline", turn_id, attempt):
                 self._deadline_passed(turn_id, attempt)
+            case ("listener", turn_id):
+                self._look_after_listener(turn_id)
             case ("store", sequence) if self._writes.confirmed < sequence:
                 self._degrade(f"the checkpoint store has not answered within {STORE_PATIENCE_S:g} s")
                 self._confirm(sequence)
@@ -554,7 +569,7 @@ class SessionActor(LoopActor):
 
     def _stored(self, message: m.Stored) -> None:
         if message.error is not None:
-            self._degrade(f"the checkpoint store failed: {message.error}")
+            self._degrade(f"the checkpoint store failed: {_text(message.error)}")
         self._confirm(message.sequence)
 
     def _confirm(self, sequence: int) -> None:
@@ -590,6 +605,8 @@ class SessionActor(LoopActor):
             self._writes.endings.popleft()[1]()
         for timer in self._waits.values():
             timer.cancel()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         if error is not None:
             self._core.view = attrs.evolve(self._core.view, closed=True)
             for incarnation in self._started:
@@ -598,6 +615,14 @@ class SessionActor(LoopActor):
             # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
             if self._conversation is not None:
                 tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
+
+
+def _text(error: BaseException) -> str:
+    """Return what a user's exception says; even that may raise."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001
+        return f"<{type(error).__name__} without a text>"
 
 
 def _sum(total: ProviderUsage | None, more: ProviderUsage | None) -> ProviderUsage | None:

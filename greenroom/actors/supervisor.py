@@ -360,9 +360,10 @@ class SupervisorActor(LoopActor):
         for start in self._queue:
             start.message.refuse()
         self._kill_all()
-        for session in self._sessions.values():
+        for session_id, session in self._sessions.items():
             tell(session.ref, m.CloseSession())
             if session.closed is not None:
+                CLAIMS.drop(session_id)
                 session.closed.settle(None)
         if self._closing is not None:
             self._closing.reply_to.settle(tuple(sorted(self._closing.killed)))

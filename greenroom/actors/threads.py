@@ -116,3 +116,11 @@ def logged(job: Callable[[], object]) -> Callable[[], None]:
             logger.exception("a call of the user's conversation failed")
 
     return run
+
+
+def described(error: BaseException) -> str:
+    """Return its `repr`; of a user's exception even that may raise."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001
+        return f"<{type(error).__name__} without a repr>"

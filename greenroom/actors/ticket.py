@@ -69,13 +69,15 @@ class Receiver(Protocol):
 
 
 class Sink:
-    """Counts what is on its way to one caller. The loop calls `put` and `end`, the caller `consumed` and `detach`."""
+    """Counts what is on its way to one caller. The loop calls `put`, `flush` and `end`, the caller `consumed` and `detach`."""
 
-    __slots__ = ("_consumed", "_handed", "_receive", "detached", "dropped", "held", "on_credit")
+    __slots__ = ("_consumed", "_handed", "_receive", "_waiting", "detached", "dropped", "gone", "held", "on_credit")
 
-    def __init__(self, receive: Receiver, on_credit: Callable[[], None]) -> None:
+    def __init__(self, receive: Receiver, on_credit: Callable[[], None], gone: Callable[[], bool] = lambda: False) -> None:
         self._receive = receive
+        self.gone = gone  # whether the caller can never listen again; any thread
         self.on_credit = on_credit
+        self._waiting: list[Batch] = []  # the loop's only
         self._handed = 0  # written by the loop only
         self._consumed = 0  # written by the caller only
         self.held = False
@@ -87,19 +89,29 @@ class Sink:
         """Events handed out and not yet consumed."""
         return self._handed - self._consumed
 
-    def put(self, batch: Batch) -> None:
-        """Hand a batch to the caller; beyond the bound (credit was lifted) only what must not be lost."""
+    def put(self, batch: Batch) -> bool:
+        """Take a batch for the caller; beyond the bound (credit was lifted) only what must not be lost.
+
+        Returns whether it is the first to wait for `flush`.
+        """
         if self.detached:
             self.dropped += len(batch.events)
-            return
+            return False
         if self.outstanding > LIFTED_BOUND:
             kept = tuple(event for event in batch.events if isinstance(event, KEPT_ALWAYS))
             self.dropped += len(batch.events) - len(kept)
             if not kept:
-                return
+                return False
             batch = attrs.evolve(batch, events=kept)
         self._handed += len(batch.events)
-        self._receive(batch)
+        self._waiting.append(batch)
+        return len(self._waiting) == 1
+
+    def flush(self) -> None:
+        """Hand what waits to the caller, which wakes it."""
+        waiting, self._waiting = self._waiting, []
+        for batch in waiting:
+            self._receive(batch)
 
     def wants_hold(self) -> bool:
         """Whether the caller is so far behind that its pipe must pause; if so, `on_credit` will be called."""
@@ -114,6 +126,7 @@ class Sink:
 
     def end(self) -> None:
         """No event comes any more."""
+        self.flush()
         if not self.detached:
             self._receive(None)
 

@@ -17,18 +17,21 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
 from greenroom.actors.runtime import LoopActor, Message, tell
-from greenroom.actors.threads import Worker, logged
+from greenroom.actors.threads import Worker, described, logged
 from greenroom.errors import (
     CliExitError,
     GreenroomError,
     NoRunningTurnError,
+    SessionCrashedError,
     SessionResumeError,
     TransportDiedError,
+    TurnCancelledError,
     TurnFailedError,
     TurnTimeoutError,
+    WaitTimeoutError,
 )
 from greenroom.events import AgentEvent
-from greenroom.model import FailureKind, TurnRequest, TurnResult
+from greenroom.model import FailureKind, ProviderUsage, TurnRequest, TurnResult
 from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, Conversation, LaunchSpec, Transport
 
@@ -36,6 +39,7 @@ logger = logging.getLogger("greenroom.conversation")
 
 INTERRUPT_GRACE_S = 10.0
 INTERRUPT_AGAIN_S = 0.5
+CLOSE_GRACE_S = 5.0
 CONTINUE_TEXT = "Continue from where you left off."
 
 Ref = pykka.ActorRef[Any]
@@ -46,6 +50,7 @@ class WorkerOpened(Message):
     """`Transport.open` returned."""
 
     conversation: Conversation
+    conversation_id: str | None
 
     def refuse(self) -> None:
         """Nobody owns it any more."""
@@ -58,6 +63,7 @@ class WorkerFailed(Message):
 
     turn_id: str | None
     error: BaseException
+    conversation_id: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +72,7 @@ class WorkerResult(Message):
 
     turn_id: str
     result: TurnResult
+    conversation_id: str | None
 
 
 class WorkerConversationActor(LoopActor):
@@ -107,7 +114,10 @@ class WorkerConversationActor(LoopActor):
 
         def job() -> Message:
             try:
-                return WorkerOpened(conversation=transport.open(spec))
+                conversation = transport.open(spec)
+                if not hasattr(conversation, "turn"):
+                    raise TypeError(f"open must return a conversation, got {conversation!r}")  # noqa: TRY301 - as if it had raised
+                return WorkerOpened(conversation=conversation, conversation_id=_id_of(conversation))
             except BaseException as error:  # noqa: BLE001 - a user's code: whatever it raises, sys.exit too, is the start's answer
                 return WorkerFailed(turn_id=None, error=error)
 
@@ -117,7 +127,7 @@ class WorkerConversationActor(LoopActor):
         """Pass each message on to the worker, or from it to the session."""
         match message:
             case WorkerOpened():
-                self._opened(message.conversation)
+                self._opened(message)
             case WorkerResult():
                 self._result(message)
             case WorkerFailed():
@@ -139,10 +149,10 @@ class WorkerConversationActor(LoopActor):
 
     # --- start
 
-    def _opened(self, conversation: Conversation) -> None:
-        self._conversation = conversation
+    def _opened(self, message: WorkerOpened) -> None:
+        self._conversation = message.conversation
         self._settle_start()
-        self._tell(m.ConversationOpened(incarnation=self._spec.incarnation, conversation_id=conversation.conversation_id))
+        self._tell(m.ConversationOpened(incarnation=self._spec.incarnation, conversation_id=message.conversation_id))
 
     def _settle_start(self) -> None:
         tell(self._supervisor, m.StartSettled(session_id=self._session_id, incarnation=self._spec.incarnation))
@@ -162,9 +172,10 @@ class WorkerConversationActor(LoopActor):
 
         def job() -> Message:
             try:
-                return WorkerResult(turn_id=attempt.turn_id, result=_call(conversation, attempt, emit))
+                result = _checked(_call(conversation, attempt, emit))
+                return WorkerResult(turn_id=attempt.turn_id, result=result, conversation_id=_id_of(conversation))
             except BaseException as error:  # noqa: BLE001 - a user's code: whatever it raises, sys.exit too, is the attempt's answer
-                return WorkerFailed(turn_id=attempt.turn_id, error=error)
+                return WorkerFailed(turn_id=attempt.turn_id, error=error, conversation_id=_id_after_failure(conversation))
 
         if attempt.deadline_s is not None:
             delay_s = max(0.0, attempt.deadline_s - self.dispatcher.monotonic())
@@ -200,7 +211,7 @@ class WorkerConversationActor(LoopActor):
             except GreenroomError as error:
                 message.reply_to.fail(error)
             except BaseException as error:  # noqa: BLE001 - the asker is told
-                message.reply_to.fail(NoRunningTurnError(f"the conversation did not take the text: {error!r}"))
+                message.reply_to.fail(NoRunningTurnError(f"the conversation did not take the text: {described(error)}"))
             else:
                 message.reply_to.settle(None)
 
@@ -230,12 +241,11 @@ class WorkerConversationActor(LoopActor):
     def _result(self, message: WorkerResult) -> None:
         if self._attempt is None or self._attempt.turn_id != message.turn_id:
             return
-        self._name()
+        self._name(message.conversation_id)
         error = self._timeout(self._attempt) if message.result.interrupted else None
         self._end_attempt(result=None if error else message.result, error=error)
 
-    def _name(self) -> None:
-        conversation_id = self._conversation.conversation_id if self._conversation is not None else None
+    def _name(self, conversation_id: str | None) -> None:
         if conversation_id is not None and conversation_id != self._named:
             self._named = conversation_id
             self._tell(m.ConversationNamed(incarnation=self._spec.incarnation, conversation_id=conversation_id))
@@ -249,7 +259,7 @@ class WorkerConversationActor(LoopActor):
             return
         if self._attempt is None or self._attempt.turn_id != message.turn_id:
             return
-        self._name()
+        self._name(message.conversation_id)
         if isinstance(error, CliExitError) and not isinstance(error, SessionResumeError):
             self._died(error)
         else:
@@ -282,7 +292,6 @@ class WorkerConversationActor(LoopActor):
             else TransportDiedError(error.argv, error.returncode, error.stdout, error.stderr, reason=error.detail, usage=error.usage)
         )
         self._report_down(died, expected=False, sent=True)
-        self._close_aside()
         self.finish()
 
     # --- end
@@ -291,14 +300,8 @@ class WorkerConversationActor(LoopActor):
         self._gate.set()
         if self._attempt is not None:
             self._end_attempt(result=TurnResult(interrupted=True), error=None)
-        self._close_aside()
         self._report_down(TransportDiedError(reason=reason), expected=True, sent=False)
         self.finish()
-
-    def _close_aside(self) -> None:
-        conversation, worker = self._conversation, self._worker
-        if conversation is not None and worker is not None:
-            worker.aside(lambda: conversation.close())  # noqa: PLW0108 - looked up aside: a user's attribute may raise
 
     def _report_down(self, error: TransportDiedError, *, expected: bool, sent: bool) -> None:
         if self._down:
@@ -308,7 +311,24 @@ class WorkerConversationActor(LoopActor):
         self._tell(
             m.Down(incarnation=incarnation, error=error, expected=expected, refused=False, sent=sent, usage=error.usage, duration_ms=0)
         )
-        tell(self._supervisor, m.ProcessGone(session_id=self._session_id, incarnation=incarnation, mark=None))
+        self._close_aside(m.ProcessGone(session_id=self._session_id, incarnation=incarnation, mark=None))
+
+    def _close_aside(self, gone: m.ProcessGone) -> None:
+        """Close the conversation and say so; the next one must not be opened beside it, nor for ever wait for it."""
+        conversation, supervisor = self._conversation, self._supervisor
+        if conversation is None or self._worker is None:
+            tell(supervisor, gone)
+            return
+        patience = self.dispatcher.call_later(CLOSE_GRACE_S, supervisor, gone)
+
+        def job() -> None:
+            try:
+                conversation.close()
+            finally:
+                patience.cancel()
+                tell(supervisor, gone)
+
+        self._worker.aside(job)
 
     def _tell(self, message: Message) -> None:
         tell(self._session, message)
@@ -318,7 +338,6 @@ class WorkerConversationActor(LoopActor):
         self._gate.set()
         if error is not None:
             self._report_down(TransportDiedError(reason=f"its actor crashed: {error!r}"), expected=False, sent=self._attempt is not None)
-            self._close_aside()
         if self._worker is not None:
             self._worker.stop()
 
@@ -334,9 +353,37 @@ def _call(conversation: Conversation, attempt: Attempt, emit: Callable[[AgentEve
     return conversation.turn(request, emit)
 
 
+def _id_of(conversation: Conversation) -> str | None:
+    """Read it on the worker's thread: it is an attribute of a user's, which may block or raise."""
+    conversation_id: object = conversation.conversation_id
+    if conversation_id is not None and not isinstance(conversation_id, str):
+        raise TypeError(f"conversation_id must be a str or None, got {conversation_id!r}")
+    return conversation_id
+
+
+def _id_after_failure(conversation: Conversation) -> str | None:
+    try:
+        return _id_of(conversation)
+    except BaseException:  # noqa: BLE001 - what `turn` raised says more
+        return None
+
+
+def _checked(result: object) -> TurnResult:
+    if not isinstance(result, TurnResult):
+        raise TypeError(f"turn must return a TurnResult, got {result!r}")
+    if not isinstance(result.usage, ProviderUsage | None):
+        raise TypeError(f"the usage of a TurnResult must be a ProviderUsage or None, got {result.usage!r}")
+    return result
+
+
+NOT_A_TRANSPORTS = (WaitTimeoutError, TurnCancelledError, SessionCrashedError)
+"""What they say is about tickets and actors of ours; from a transport (which may drive sessions itself) it would be untrue."""
+
+
 def _as_failure(error: BaseException) -> GreenroomError:
-    if isinstance(error, GreenroomError):
+    usable = isinstance(getattr(error, "usage", None), ProviderUsage | None)
+    if isinstance(error, GreenroomError) and not isinstance(error, NOT_A_TRANSPORTS) and usable:
         return error
-    failure = TurnFailedError(FailureKind.OTHER, f"the transport raised {error!r}")
+    failure = TurnFailedError(FailureKind.OTHER, f"the transport raised {described(error)}")
     failure.__cause__ = error
     return failure

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
+import io
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import attrs
 import typer
 
+from greenroom import __version__
 from greenroom.cli import demo as demo_command
 from greenroom.cli import doctor as doctor_command
 from greenroom.cli.engine import Engine
@@ -33,6 +35,7 @@ from greenroom.cli.tasks import PERMISSIONS, PROVIDERS, Given
 from greenroom.cli.view import totals
 from greenroom.errors import GreenroomError, TaskFileError
 
+_FAILED = 1
 _BAD_INPUT = 2
 _INTERRUPTED = 130
 _SHUTDOWN_S = 10.0
@@ -93,18 +96,35 @@ def run_command() -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # in a C locale an answer must not end the run
     try:
-        app(prog_name="greenroom")
+        _run_and_flush()
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
+    except OSError as error:  # a full disk under our output, no descriptor left, a working directory that is gone
+        _tell_trouble(error)
+        raise SystemExit(_FAILED) from None
     raise SystemExit(0)
+
+
+def _run_and_flush() -> None:
+    try:
+        app(prog_name="greenroom")
+    finally:
+        if sys.stdout is not None:  # closed by who started us
+            sys.stdout.flush()
+
+
+def _tell_trouble(error: OSError) -> None:
+    """Say what the system refused, and give up on what standard output still holds: the interpreter would try again at its end."""
+    if sys.stdout is not None:
+        sys.stdout = io.StringIO()
+    if not isinstance(error, BrokenPipeError):
+        with contextlib.suppress(OSError):
+            _complain(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error), None)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(f"greenroom {importlib.metadata.version('greenroom')}")
-        except importlib.metadata.PackageNotFoundError:  # run from a checkout
-            print("greenroom (not installed)")
+        print(f"greenroom {__version__}")
         raise typer.Exit
 
 
@@ -131,11 +151,12 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
     model: Annotated[str | None, typer.Option(help="For tasks that do not say.")] = None,
     provider: Annotated[str | None, typer.Option(help="For tasks that do not say: claude.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds that one attempt may take, for tasks that do not say.")] = None,
-    claude_binary: Annotated[Path | None, typer.Option(help="The claude executable, if not the one on PATH.")] = None,
+    claude_binary: Annotated[str | None, typer.Option(help="The claude executable, if not the one on PATH.")] = None,
 ) -> None:
     try:
         given = Given(permissions=permissions, model=model, provider=provider, timeout=timeout)
-        _check_options(given, max_cost_usd, claude_binary)
+        binary = _path_of(claude_binary)
+        _check_options(given, max_cost_usd, binary)
         source = read_source(tasks)
         plan = make_plan(source.name, build_tasks(source, given))
         if dry_run:
@@ -153,7 +174,7 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         log=log,
         done=done,
         max_starting=max_starting,
-        claude_binary=claude_binary,
+        claude_binary=binary,
         engine=context.obj or Engine(),
     )
     try:
@@ -164,6 +185,13 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         if log is not None:
             log.close()
     raise typer.Exit(status)
+
+
+def _path_of(binary: str | None) -> Path | None:
+    """Return what the user named: a path that was `./claude` must not become a name that is looked up on PATH."""
+    if binary is None:
+        return None
+    return Path(binary).expanduser().absolute() if os.sep in binary else Path(binary)
 
 
 def _check_options(given: Given, max_cost_usd: float | None, claude_binary: Path | None) -> None:
@@ -273,14 +301,14 @@ def _hint(hint: str) -> None:
 @app.command("doctor")
 def _doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
-    claude_binary: Annotated[Path | None, typer.Option(help="The claude executable, if not the one on PATH.")] = None,
+    claude_binary: Annotated[str | None, typer.Option(help="The claude executable, if not the one on PATH.")] = None,
 ) -> None:
     """Check whether agents can run on this machine.
 
     Looks at the CLI and its version, the credential in use, and the sandbox.
     Nothing is changed, and no credential is shown. Exit status: 0, or 1 if a check failed.
     """
-    checks = doctor_command.examine(doctor_command.Surroundings(), claude_binary=claude_binary)
+    checks = doctor_command.examine(doctor_command.Surroundings(), claude_binary=_path_of(claude_binary))
     if as_json:
         print(doctor_command.as_json(checks))
     else:

@@ -6,7 +6,6 @@ Runs on the main thread. It names where a credential comes from, and never shows
 from __future__ import annotations
 
 import enum
-import importlib
 import json
 import os
 import platform
@@ -19,8 +18,8 @@ from typing import Any
 import attrs
 
 from greenroom.errors import CliCheckError, CliNotFoundError
+from greenroom.transports.claude.transport import ClaudeStreamTransport
 
-_CHECK_TIMEOUT_S = 15.0
 _MINIMUM_PYTHON = (3, 11)
 # The order in which Claude Code takes them when nobody can be asked: the first that is there pays.
 _CREDENTIALS = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN")
@@ -50,15 +49,11 @@ class Check:
 
 
 def _found(claude_binary: Path | None) -> str:
-    return str(_library().find_binary(os.environ, claude_binary))
+    return ClaudeStreamTransport(binary=claude_binary).find_binary()
 
 
 def _checked(binary: str) -> str:
-    return str(_library().check_version(binary, os.environ, _CHECK_TIMEOUT_S))
-
-
-def _library() -> Any:
-    return importlib.import_module("greenroom.transports.claude.binary")  # late: `--help` needs no engine
+    return ClaudeStreamTransport(binary=binary).check()
 
 
 @attrs.frozen(kw_only=True)

@@ -1,11 +1,10 @@
 """The front door as the command uses it, and the one place that opens it. Decides how words of a task file map to the library's values.
 
-The library is imported late: `--help` and bad input need no engine, and tests put fakes behind the same ports.
+Tests put fakes behind the same ports.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable
@@ -17,15 +16,9 @@ import attrs
 from greenroom.cli.tasks import AgentSettings
 from greenroom.events import AgentEvent, SessionEvent
 from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, ProviderUsage, Turn, TurnRequest
-
-
-class TicketPort(Protocol):
-    """A named turn."""
-
-    @property
-    def turn_id(self) -> str:
-        """Its name."""
-        ...
+from greenroom.policy.retry import RetryPolicy
+from greenroom.room import Greenroom
+from greenroom.transports.claude.transport import ClaudeStreamTransport
 
 
 class SessionPort(Protocol):
@@ -73,7 +66,7 @@ class AgentPort(Protocol):
 class RoomPort(Protocol):
     """A room as the command uses it."""
 
-    def close(self, deadline_s: float = 10) -> None:
+    def close(self, deadline_s: float = 10) -> object:
         """End everything; blocks for at most about `deadline_s`."""
 
 
@@ -81,17 +74,12 @@ _MODES = {"bypass": NativeMode.BYPASS, "workspace-write": NativeMode.WORKSPACE_W
 _APPROVALS = {"deny": ApprovalPolicy.DENY, "fail-turn": ApprovalPolicy.FAIL_TURN}
 
 
-def _library() -> Any:
-    return importlib.import_module("greenroom")
-
-
 class Engine:
     """The real engine. Tests hand another one to the command."""
 
     def open_room(self, *, max_starting: int) -> RoomPort:
         """Open a room; may block for a moment."""
-        room: RoomPort = _library().Greenroom(max_starting=max_starting)
-        return room
+        return Greenroom(max_starting=max_starting)
 
     def agents(self, room: Any, *, claude_binary: Path | None) -> Callable[[AgentSettings], AgentPort]:
         """Return what makes the agents of `room`."""
@@ -100,10 +88,10 @@ class Engine:
     def scripted_agent(self, room: Any, binary: Path, *, env: dict[str, str], retry_delays_s: tuple[float, ...]) -> AgentPort:
         """Return an agent whose CLI is the executable `binary`, in exactly this environment."""
         agent: AgentPort = room.agent(
-            _library().ClaudeStreamTransport(binary=binary, env=env),
+            ClaudeStreamTransport(binary=binary, env=env),
             permissions=NativePermissions.bypass(),
             approvals=ApprovalPolicy.DENY,
-            retry=_library().RetryPolicy(delays=retry_delays_s),
+            retry=RetryPolicy(delays=retry_delays_s),
         )
         return agent
 
@@ -134,7 +122,7 @@ class Agents:
         }
         agent: AgentPort
         if self._claude_binary is not None:  # a ready transport has its own environment
-            agent = self._room.agent(_library().ClaudeStreamTransport(binary=self._claude_binary, env=env), **options)
+            agent = self._room.agent(ClaudeStreamTransport(binary=self._claude_binary, env=env), **options)
         else:
             agent = self._room.agent(settings.provider, env=env, **options)
         return agent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,20 @@ def _string(value: Any) -> _Wrong | None:
     return ("holds a NUL character", None) if "\0" in value else None
 
 
+def _word(value: Any) -> _Wrong | None:
+    """A text that is to be part of a path or a command line, which a lone surrogate cannot."""
+    wrong = _string(value)
+    return wrong or (None if _is_encodable(value) else ("cannot be encoded: it holds half a character", None))
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _name(value: Any) -> _Wrong | None:
     wrong = _string(value)
     return wrong or (None if value.isprintable() else ("holds control characters", None))
@@ -71,7 +86,11 @@ def _one_of(known: tuple[str, ...]) -> _Check:
 def _seconds(value: Any) -> _Wrong | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return _expected("a number of seconds", value)
-    return None if math.isfinite(value) and value > 0 else (f"must be more than 0 seconds, got {value}", None)
+    try:
+        good = math.isfinite(value) and value > 0
+    except OverflowError:  # an integer beyond every float
+        return "is too large", None
+    return None if good else (f"must be more than 0 seconds, got {value}", None)
 
 
 def _ids(value: Any) -> _Wrong | None:
@@ -86,27 +105,29 @@ def _environment(value: Any) -> _Wrong | None:
     for name, text in value.items():
         if not isinstance(text, str):
             return f"{name!r}: expected a string, got {_kind(text)}", None
-        if not name or "=" in name or "\0" in name + text:
+        if not name or "=" in name or "\0" in name + text or not _is_encodable(name + text):
             return f"{name!r} cannot be a variable of the environment", None
     return None
 
 
 def _schema(value: Any) -> _Wrong | None:
-    return None if isinstance(value, dict) or (isinstance(value, str) and value) else _expected("a table or the path of a JSON file", value)
+    if isinstance(value, str):
+        return _word(value)
+    return None if isinstance(value, dict) else _expected("a table or the path of a JSON file", value)
 
 
 _COMMON: Mapping[str, _Check] = {
-    "cwd": _string,
+    "cwd": _word,
     "provider": _one_of(PROVIDERS),
-    "model": _string,
+    "model": _word,
     "permissions": _one_of(PERMISSIONS),
     "approvals": _one_of(APPROVALS),
     "timeout": _seconds,
-    "effort": _string,
+    "effort": _word,
     "schema": _schema,
     "env": _environment,
 }
-_OF_TASK: Mapping[str, _Check] = {"id": _name, "prompt": _string, "prompt_file": _string, "session": _name, "after": _ids, **_COMMON}
+_OF_TASK: Mapping[str, _Check] = {"id": _name, "prompt": _string, "prompt_file": _word, "session": _name, "after": _ids, **_COMMON}
 
 
 # --- from entries to tasks -----------------------------------------------------------------------------------------------------
@@ -238,7 +259,7 @@ class _Builder:
     def _parsed_schema(self, place: Entry, path: str, text: str) -> Mapping[str, Any] | None:
         try:
             schema = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # not JSONDecodeError alone: a number may have too many digits
             self._report(place, f"{path!r} is not JSON: {error}", key="schema")
             return None
         if not isinstance(schema, dict):

@@ -15,12 +15,11 @@ from greenroom.errors import TaskFileError
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """Tasks in file order. `previous` is the task before in the same session, `next` the one behind."""
+    """Tasks in file order. `previous` is the task before in the same session."""
 
     tasks: tuple[Task, ...]
     by_id: Mapping[str, Task]
     previous: Mapping[str, str]
-    next: Mapping[str, str]
 
     def before(self, task: Task) -> tuple[str, ...]:
         """Return the ids of all tasks that must have ended before `task` begins."""
@@ -52,8 +51,7 @@ class Plan:
 
 def make_plan(name: str, tasks: tuple[Task, ...]) -> Plan:
     """Return the plan of the task file `name`. Raises BadInputError for an order that cannot be kept."""
-    previous, following = _session_order(tasks)
-    plan = Plan(tasks=tasks, by_id={task.id: task for task in tasks}, previous=previous, next=following)
+    plan = Plan(tasks=tasks, by_id={task.id: task for task in tasks}, previous=_session_order(tasks))
     problems = [problem for task in tasks for problem in _bad_references(name, plan, task)]
     if not problems and (cycle := _cycle(plan)):
         problems = [_cycle_problem(name, plan, cycle)]
@@ -62,7 +60,7 @@ def make_plan(name: str, tasks: tuple[Task, ...]) -> Plan:
     return plan
 
 
-def _session_order(tasks: tuple[Task, ...]) -> tuple[dict[str, str], dict[str, str]]:
+def _session_order(tasks: tuple[Task, ...]) -> dict[str, str]:
     last: dict[str, str] = {}
     previous: dict[str, str] = {}
     for task in tasks:
@@ -70,7 +68,7 @@ def _session_order(tasks: tuple[Task, ...]) -> tuple[dict[str, str], dict[str, s
             if task.session in last:
                 previous[task.id] = last[task.session]
             last[task.session] = task.id
-    return previous, {earlier: later for later, earlier in previous.items()}
+    return previous
 
 
 def _bad_references(name: str, plan: Plan, task: Task) -> Iterable[TaskFileError]:

@@ -10,6 +10,7 @@ import fcntl
 import io
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -157,6 +158,7 @@ class ResultLog:
         """
         try:
             self._file = io.FileIO(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+")
+            _refuse_endless(self._path, os.fstat(self._file.fileno()))
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return self._read_and_repair(self._file)
         except BlockingIOError as error:
@@ -206,9 +208,16 @@ class ResultLog:
                 self._file = None
 
 
+def _refuse_endless(path: Path, status: os.stat_result) -> None:
+    """Refuse a pipe and a device: they would be read without an end."""
+    if not stat.S_ISREG(status.st_mode):
+        raise TaskFileError(str(path), "is not a regular file", key="--out")
+
+
 def read_results(path: Path) -> dict[str, Mapping[str, Any]]:
     """Return the last record of each id without touching the file; nothing where there is none."""
     try:
+        _refuse_endless(path, path.stat())
         return parse_results(str(path), path.read_bytes())[0]
     except FileNotFoundError:
         return {}

@@ -99,12 +99,18 @@ def _read_jsonl(name: str, base: Path, text: str) -> TaskSource:
 def _json_entry(name: str, number: int, line: str) -> Entry:
     try:
         values = json.loads(line, object_pairs_hook=lambda pairs: _no_twins(name, number, pairs))
-    except (json.JSONDecodeError, RecursionError) as error:
-        why = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+    except (ValueError, RecursionError) as error:
+        why = _why_unparsed(error)
         raise TaskFileError(name, f"not a JSON object: {why}", line=number, hint="each line is one task, a whole JSON object") from error
     if not isinstance(values, dict):
         raise TaskFileError(name, "not a JSON object", line=number, hint="each line is one task, a whole JSON object")
     return Entry(values=values, line=number)
+
+
+def _why_unparsed(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} (column {error.colno})"
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
 
 
 def _no_twins(name: str, number: int, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -122,9 +128,10 @@ def _no_twins(name: str, number: int, pairs: list[tuple[str, Any]]) -> dict[str,
 def _read_toml(name: str, base: Path, text: str) -> TaskSource:
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         found = _LINE.search(str(error))
-        raise TaskFileError(name, f"not TOML: {error}", line=int(found[1]) if found else None) from error
+        why = error if isinstance(error, tomllib.TOMLDecodeError) else _why_unparsed(error)
+        raise TaskFileError(name, f"not TOML: {why}", line=int(found[1]) if found else None) from error
     lines = _logical_lines(text)
     _refuse_other_tables(name, document, lines)
     tasks, defaults = document.get("task", []), document.get("defaults", {})

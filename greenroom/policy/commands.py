@@ -36,14 +36,8 @@ class Refusal(enum.Enum):
     STALE = "stale"
 
 
-class Command:
-    """Base of all outputs."""
-
-    __slots__ = ()
-
-
 @attrs.frozen(kw_only=True)
-class Grant(Command):
+class Grant:
     """The ticket exists. `superseded`: the prepared ticket that it replaces (to be settled with SessionStateError)."""
 
     turn_id: str
@@ -52,7 +46,7 @@ class Grant(Command):
 
 
 @attrs.frozen(kw_only=True)
-class Refuse(Command):
+class Refuse:
     """The Prepare (or the RunBegan) is refused with `error`."""
 
     turn_id: str
@@ -61,7 +55,7 @@ class Refuse(Command):
 
 
 @attrs.frozen(kw_only=True)
-class AdoptVerdict(Command):
+class AdoptVerdict:
     """The answer to Adopt."""
 
     request_id: str
@@ -69,7 +63,7 @@ class AdoptVerdict(Command):
 
 
 @attrs.frozen(kw_only=True)
-class Open(Command):
+class Open:
     """Start process number `incarnation`, once the one before is proven dead.
 
     `resume_id`: the conversation to resume, or None for a fresh one, which gets `proposed_id` where the provider lets us choose.
@@ -85,7 +79,7 @@ class Open(Command):
 
 
 @attrs.frozen(kw_only=True)
-class Execute(Command):
+class Execute:
     """Run one attempt in the live process. `receipt` is its wire id, a UUID; `deadline_s` is absolute (monotonic), None: no bound.
 
     `probe`: the attempt under this receipt may have been taken before a death: find out, and report Swallowed if so.
@@ -101,7 +95,7 @@ class Execute(Command):
 
 
 @attrs.frozen(kw_only=True)
-class InterruptAttempt(Command):
+class InterruptAttempt:
     """Pass the interrupt on to the process that runs the attempt."""
 
     turn_id: str
@@ -109,7 +103,7 @@ class InterruptAttempt(Command):
 
 
 @attrs.frozen(kw_only=True)
-class Wait(Command):
+class Wait:
     """Report WaitDone after `delay_s`. A later Wait or CancelWait makes this one void."""
 
     wait_id: int
@@ -119,14 +113,14 @@ class Wait(Command):
 
 
 @attrs.frozen(kw_only=True)
-class CancelWait(Command):
+class CancelWait:
     """Forget the wait."""
 
     wait_id: int
 
 
 @attrs.frozen(kw_only=True)
-class SetDeadline(Command):
+class SetDeadline:
     """Report DeadlinePassed at `deadline_s` (absolute). Execute hands the deadline to the process; this one is for the time without."""
 
     turn_id: str
@@ -135,7 +129,7 @@ class SetDeadline(Command):
 
 
 @attrs.frozen(kw_only=True)
-class CloseConversation(Command):
+class CloseConversation:
     """End process `incarnation` in order (`kill`: at once). It reports Died(expected=True)."""
 
     incarnation: int
@@ -144,19 +138,19 @@ class CloseConversation(Command):
 
 
 @attrs.frozen(kw_only=True)
-class SaveCheckpoint(Command):
+class SaveCheckpoint:
     """Store the checkpoint under the session's key."""
 
     checkpoint: Checkpoint
 
 
 @attrs.frozen(kw_only=True)
-class ClearCheckpoint(Command):
+class ClearCheckpoint:
     """Forget the stored checkpoint."""
 
 
 @attrs.frozen(kw_only=True)
-class ReportDeath(Command):
+class ReportDeath:
     """Tell the turn's listeners that the process died (TransportDied)."""
 
     turn_id: str
@@ -165,7 +159,7 @@ class ReportDeath(Command):
 
 
 @attrs.frozen(kw_only=True)
-class ReportRestart(Command):
+class ReportRestart:
     """Tell the turn's listeners that a new process took over (TransportRestarted)."""
 
     turn_id: str
@@ -173,14 +167,14 @@ class ReportRestart(Command):
 
 
 @attrs.frozen(kw_only=True)
-class Finish(Command):
+class Finish:
     """The ticket ended with `turn`."""
 
     turn: Turn
 
 
 @attrs.frozen(kw_only=True)
-class Fail(Command):
+class Fail:
     """The ticket ended with `error`."""
 
     turn_id: str
@@ -188,12 +182,34 @@ class Fail(Command):
 
 
 @attrs.frozen(kw_only=True)
-class Stop(Command):
+class Stop:
     """The session has ended: nothing runs, nothing will come. Last command of its life."""
 
 
 @attrs.frozen(kw_only=True)
-class Ignored(Command):
+class Ignored:
     """The event was stale or repeated; nothing changed."""
 
     reason: str
+
+
+Command = (
+    Grant
+    | Refuse
+    | AdoptVerdict
+    | Open
+    | Execute
+    | InterruptAttempt
+    | Wait
+    | CancelWait
+    | SetDeadline
+    | CloseConversation
+    | SaveCheckpoint
+    | ClearCheckpoint
+    | ReportDeath
+    | ReportRestart
+    | Finish
+    | Fail
+    | Stop
+    | Ignored
+)

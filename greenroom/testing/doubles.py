@@ -9,6 +9,7 @@ in `greenroom.testing.contracts`.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -260,6 +261,9 @@ class _SteeringRetrying(_Steering, _Retrying):
 _CONVERSATIONS = {(False, False): FakeConversation, (True, False): _Steering, (False, True): _Retrying, (True, True): _SteeringRetrying}
 
 
+_homes = itertools.count(1)
+
+
 class FakeTransport:
     """A transport that plays `outcomes`, one for each attempt of any of its conversations, in order.
 
@@ -282,6 +286,7 @@ class FakeTransport:
         self.requests: list[TurnRequest] = []
         self.steers: list[str] = []
         self.retries = 0
+        self.state_home = f"fake-{next(_homes)}"  # its conversations are not those of another one, though their ids are the same
         self._lock = threading.Lock()
         self._outcomes = None if outcomes is None else list(outcomes)
         self._opens = list(opens)

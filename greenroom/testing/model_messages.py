@@ -80,7 +80,7 @@ def _shown(role: str, block: Block) -> tuple[str, str] | None:
 
 def respond(reply: Reply, body: dict[str, Any]) -> Response:
     """Return the HTTP answer."""
-    if reply.status != 200:  # noqa: PLR2004
+    if reply.refuses:
         return _refusal(reply)
     if not body.get("stream"):
         return _whole(reply, body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -36,13 +37,18 @@ class Reply:
 
     content: tuple[Block | Pieces, ...] = ()
     delay_s: float = 0.0
-    status: int = 200
+    status: int = HTTPStatus.OK
     error_type: str = "api_error"
     message: str = ""
     headers: Mapping[str, str] = attrs.field(factory=dict)
     hang: bool = False
     cut: bool = False
     failed: bool = False
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it is an error from its first byte."""
+        return self.status != HTTPStatus.OK
 
     @property
     def stop_reason(self) -> str:

@@ -100,7 +100,7 @@ def _shown(item: dict[str, Any]) -> tuple[str, str] | None:
 
 def respond(reply: Reply) -> Response:
     """Return the HTTP answer."""
-    if reply.status != 200:  # noqa: PLR2004
+    if reply.refuses:
         error = {"error": {"message": reply.message, "type": reply.error_type, "code": reply.error_type, "param": None}}
         return JSONResponse(error, status_code=reply.status, headers=dict(reply.headers))
     return StreamingResponse(_events(reply), media_type="text/event-stream")

@@ -50,7 +50,7 @@ class Rules:
                     return error
             else:
                 reply = _extended(reply, word, rest, responses=responses)
-        says = reply.blocks() or reply.status != 200 or reply.hang or reply.cut or reply.failed  # noqa: PLR2004
+        says = reply.blocks() or reply.refuses or reply.hang or reply.cut or reply.failed
         return reply if says else _with(reply, text_block("done"))
 
     def _error(self, step: Step) -> Reply | None:

@@ -196,8 +196,8 @@ def overlaps(state_dir: pathlib.Path | str) -> tuple[dict[str, Any], ...]:
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    # Not splitlines: it also splits at characters that a prompt may hold. The last piece is empty, or half a line.
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
 def _codex_seen(record: dict[str, Any]) -> Seen | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import attrs
 
-from greenroom.clock import Clock, SystemClock
+from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock
 from greenroom.errors import GreenroomError, NoRunningTurnError, ProviderCapabilityError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.ids import new_nonce
@@ -239,7 +239,7 @@ class BlockingConversation:
         due_s = driver.deadline_s
         left_s = None if due_s is None else max(0.0, due_s - self._clock.monotonic())
         if isinstance(self._clock, SystemClock) and driver.process.exit_fd is not None:
-            return left_s
+            return None if left_s is None else min(left_s, LONGEST_SLEEP_S)
         return FOREIGN_CLOCK_S if left_s is None else min(left_s, FOREIGN_CLOCK_S)
 
     def _end(self, *, kill: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from greenroom.transports.marks import VARIABLE, append_mark, split_marks
 
@@ -16,16 +16,13 @@ PARENT_MARKERS = frozenset(
         "CLAUDE_CODE_SSE_PORT",
         "CLAUDE_CODE_SESSION_ID",
         "CLAUDE_CODE_SESSION_ATTENDED",
+        "CLAUDE_CODE_PARENT_SESSION_ID",
         "CLAUDE_CODE_CHILD_SESSION",
         "CLAUDE_CODE_CHILD_NOTES_DIR",
-        "CLAUDE_CODE_MESSAGING_SOCKET",
-        "CLAUDE_CODE_MESSAGING_TOKEN",
         "CLAUDE_CODE_EXECPATH",
         "CLAUDE_PID",
         "CLAUDE_EFFORT",
-        "CLAUDE_CODE_RESUME_INTERRUPTED_TURN",
-        "CLAUDE_CODE_RESUME_SHOWS_CUT_OFF_CALLS",
-        "CLAUDE_CODE_RESUME_PROMPT",
+        "AI_AGENT",
         "CODEX_THREAD_ID",
         "CODEX_SESSION_ID",
         "CODEX_TOOL_CALL_ID",
@@ -35,19 +32,22 @@ PARENT_MARKERS = frozenset(
         "CODEX_SANDBOX_NETWORK_DISABLED",
     }
 )
+PARENT_PREFIXES = ("CLAUDE_CODE_RESUME_", "CLAUDE_CODE_MESSAGING_")
 
 
-def child_env(
-    env: Mapping[str, str] | None, *, mark: str, ours: Mapping[str, str], markers: Collection[str] = PARENT_MARKERS
-) -> dict[str, str]:
-    """Return the environment of a CLI: `env`, or with None that of this process, without `markers`.
+def without_parent(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` without the variables that say that we run inside another session."""
+    return {name: value for name, value in env.items() if name not in PARENT_MARKERS and not name.startswith(PARENT_PREFIXES)}
+
+
+def child_env(env: Mapping[str, str] | None, *, mark: str, ours: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a CLI: `env`, or with None that of this process, without the markers of a parent session.
 
     `ours` is added where the caller has not named the variable. `mark` becomes the last item of GREENROOM_MARK, behind those of
     rooms around this one, whether or not `env` passes them on: they must find what runs inside them.
     """
     given = os.environ if env is None else env
-    kept = {name: value for name, value in given.items() if name not in markers}
-    return {**ours, **kept, VARIABLE: _marks(given, mark)}
+    return {**ours, **without_parent(given), VARIABLE: _marks(given, mark)}
 
 
 def _marks(given: Mapping[str, str], mark: str) -> str:

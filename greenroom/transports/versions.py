@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -11,10 +12,10 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-import attrs
-
 from greenroom.errors import CliCheckError, CliNotFoundError
+from greenroom.transports.binaries import Program
 
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _SAID_CHARS = 500
 
@@ -22,43 +23,30 @@ _checked: dict[tuple[str, int, int], str] = {}
 _lock = threading.Lock()
 
 
-@attrs.frozen(kw_only=True)
-class Requirement:
-    """The least version that will do, and how to get it."""
-
-    minimum: tuple[int, int, int]
-    hint: str
-
-    @property
-    def text(self) -> str:
-        """The version in writing."""
-        return ".".join(map(str, self.minimum))
-
-
-def check_version(path: str, env: Mapping[str, str], timeout_s: float, needed: Requirement) -> str:
-    """Return the version of the program at `path`.
+def check_version(path: str, env: Mapping[str, str], timeout_s: float, program: Program) -> str:
+    """Return the version of `program` at `path`.
 
     Raises CliNotFoundError when it has gone; CliCheckError when it does not answer in time, answers something else, or is too old.
     """
-    key = _identity(path, needed)
+    key = _identity(path, program)
     with _lock:
         version = _checked.get(key)
     if version is None:
-        version = _accept(path, _ask(path, env, timeout_s, needed), needed)
+        version = _accept(path, _ask(path, env, timeout_s, program), program)
         with _lock:
             _checked[key] = version
     return version
 
 
-def _identity(path: str, needed: Requirement) -> tuple[str, int, int]:
+def _identity(path: str, program: Program) -> tuple[str, int, int]:
     try:
         status = Path(path).stat()
     except OSError as error:
-        raise CliNotFoundError(path, why=error.strerror or "cannot be read", hint=needed.hint) from None
+        raise CliNotFoundError(path, why=error.strerror or "cannot be read", hint=program.hint) from None
     return path, status.st_mtime_ns, status.st_size
 
 
-def _ask(path: str, env: Mapping[str, str], timeout_s: float, needed: Requirement) -> str:
+def _ask(path: str, env: Mapping[str, str], timeout_s: float, program: Program) -> str:
     try:
         process = subprocess.Popen(  # noqa: S603 - the path is the user's own choice of binary
             (path, "--version"),
@@ -69,7 +57,9 @@ def _ask(path: str, env: Mapping[str, str], timeout_s: float, needed: Requiremen
             start_new_session=True,
         )
     except OSError as error:
-        raise CliCheckError(path, f"it cannot be started: {error.strerror}", hint=needed.hint) from None
+        # What this machine has run out of, no installation cures.
+        hint = None if error.errno in _SHORTAGES else program.hint
+        raise CliCheckError(path, f"it cannot be started: {error.strerror}", hint=hint) from None
     with contextlib.ExitStack() as stack:
         stack.callback(_end, process)
         try:
@@ -94,15 +84,15 @@ def _answer(path: str, status: int, stdout: bytes, stderr: bytes) -> str:
     output = stdout.decode("utf-8", "replace").strip()
     if status != 0:
         why = stderr.decode("utf-8", "replace").strip() or output
-        raise CliCheckError(path, f"--version ended with status {status}: {why[-_SAID_CHARS:]}")
+        raise CliCheckError(path, f"--version ended with status {status}: {why[-_SAID_CHARS:] or 'it said nothing'}")
     return output
 
 
-def _accept(path: str, output: str, needed: Requirement) -> str:
+def _accept(path: str, output: str, program: Program) -> str:
     found = _VERSION.search(output)
     if found is None:
-        raise CliCheckError(path, f"--version answered {output[:100]!r}, which is no version", needed=needed.text)
-    if tuple(map(int, found.groups())) < needed.minimum:
-        why = f"found version {found[0]}, needed {needed.text} or newer"
-        raise CliCheckError(path, why, found=found[0], needed=needed.text, hint=needed.hint)
+        raise CliCheckError(path, f"--version answered {output[:100]!r}, which is no version", needed=program.needed)
+    if tuple(map(int, found.groups())) < program.minimum:
+        why = f"found version {found[0]}, needed {program.needed} or newer"
+        raise CliCheckError(path, why, found=found[0], needed=program.needed, hint=program.hint)
     return found[0]

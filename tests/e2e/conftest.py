@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from greenroom import CliNotFoundError
-from greenroom.transports.claude.binary import check_version, find_binary
-from greenroom.transports.codex import binary as codex_binary
-from greenroom.transports.versions import check_version as check_any_version
+from greenroom.transports.claude.transport import PROGRAM
+from greenroom.transports.codex.transport import PROGRAM as CODEX
+from greenroom.transports.versions import check_version
 from tests.e2e.codex_stage import CodexStage
 from tests.e2e.stage import Stage
 
@@ -29,11 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def claude(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The real binary: on PATH, or the one that the package claude-agent-sdk carries."""
     try:
-        path = find_binary({"PATH": os.environ.get("PATH", os.defpath)})
+        path = PROGRAM.find({"PATH": os.environ.get("PATH", os.defpath)})
     except CliNotFoundError as error:
         pytest.fail(f"the tests of the real CLI need it: {error}; {error.hint}")
     home = tmp_path_factory.mktemp("version-home")
-    check_version(path, {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home)}, 30.0)
+    check_version(path, {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home)}, 30.0, PROGRAM)
     return path
 
 
@@ -42,10 +42,10 @@ def codex(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The real Codex: on PATH, or the one that the package openai-codex-cli-bin carries."""
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(tmp_path_factory.mktemp("codex-version-home"))}
     try:
-        path = codex_binary.find_binary(env)
+        path = CODEX.find(env)
     except CliNotFoundError as error:
         pytest.fail(f"the tests of the real CLI need it: {error}; {error.hint}")
-    check_any_version(path, env, 30.0, codex_binary.NEEDED)
+    check_version(path, env, 30.0, CODEX)
     return path
 
 

@@ -35,7 +35,7 @@ from greenroom import (
 from greenroom.testing.model_server import ModelServer, Script
 
 BOUND_S = 60.0  # of a machine that does other things as well
-QUICK_RETRY = RetryPolicy(delays=(0.1,))
+QUICK_RETRY = RetryPolicy(delays=(0.1,), jitter=0)
 QUICK_RESTART = RestartPolicy(delays=(0.0, 0.1, 0.1))
 
 

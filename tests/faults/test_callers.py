@@ -486,25 +486,20 @@ def script(tmp_path, body, *, expect=0, timeout_s=30):
     return done, (ended_s - marks[-1] if marks else None)
 
 
-def in_a_thread(prompt):
-    ticket = f"s.prepare_turn(TurnRequest(prompt='{prompt}'))"
-    return f"threading.Thread(target=s.run, args=({ticket},), daemon=True).start(); time.sleep(0.5)"
-
-
 @pytest.mark.parametrize(
     ("course", "bound_s"),
     [
         ("s.run(s.prepare_turn(TurnRequest(prompt='SAY a')))", 5.0),
         (
-            in_a_thread("SAY a\\nHANG"),
+            "begin(s, 'SAY a\\nHANG')",
             5.0,
         ),
         (
-            in_a_thread("IGNORE_INTERRUPT\\nSAY a\\nHANG"),
+            "begin(s, 'IGNORE_INTERRUPT\\nSAY a\\nHANG')",
             6.0,
         ),
         (
-            in_a_thread("SPAWN 60\\nSAY a\\nHANG"),
+            "begin(s, 'SPAWN 60\\nSAY a\\nHANG')",
             6.0,
         ),
         ("s.prepare_turn(TurnRequest(prompt='never'))", 5.0),
@@ -514,6 +509,9 @@ def in_a_thread(prompt):
 )
 def test_a_script_that_forgets_to_close_ends_soon_and_leaves_nothing(tmp_path, course, bound_s):
     body = f"""
+        def begin(s, prompt):
+            threading.Thread(target=s.run, args=(s.prepare_turn(TurnRequest(prompt=prompt)),), daemon=True).start()
+            time.sleep(0.5)
         def hung(s):
             h = session(event_handlers=(lambda event: threading.Event().wait(60),))
             h.run(h.prepare_turn(TurnRequest(prompt='SAY a')))
@@ -612,3 +610,49 @@ def counts(loop):
     with open(f"/proc/self/task/{loop._thread.native_id}/stat") as stat:
         times = stat.read().rsplit(")", 1)[1].split()[11:13]
     return switches[:1], times
+
+
+@pytest.mark.parametrize("act", ["release", "close"])
+def test_a_conversation_is_over_only_when_its_close_has_returned(room, tmp_path, act):
+    """Two writers on one conversation, or a session that says "closed" before it is, otherwise."""
+    live, order = [], []
+
+    class Transport(FakeTransport):
+        def open(self, spec):
+            assert not live, "the one before is still closing"
+            conversation = super().open(spec)
+            live.append(conversation)
+            close = conversation.close
+
+            def slowly():
+                time.sleep(0.2)
+                close()
+                live.remove(conversation)
+                order.append("closed")
+
+            conversation.close = slowly
+            return conversation
+
+    session = room.agent(Transport(), **OPTIONS).session(tmp_path)
+    session.run(prepare(session))
+    if act == "release":
+        session.release()
+        assert session.run(prepare(session)).continuity.value == "continued"
+    session.close()
+    assert not live
+    assert len(order) == (2 if act == "release" else 1)
+
+
+def test_a_close_that_never_returns_holds_up_its_session_for_a_grace_only(room, tmp_path):
+    free = threading.Event()
+
+    class Transport(FakeTransport):
+        def open(self, spec):
+            conversation = super().open(spec)
+            conversation.close = lambda: free.wait(PATIENCE_S)
+            return conversation
+
+    session = room.agent(Transport(), **OPTIONS).session(tmp_path)
+    session.run(prepare(session))
+    bounded(session.close)
+    free.set()

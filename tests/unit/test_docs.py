@@ -12,8 +12,8 @@ from greenroom import testing
 from greenroom.cli import fields
 from greenroom.cli.results import Outcome, TaskRecord
 from greenroom.testing import contracts, model_rules, model_server, scripted, scripted_claude
-from greenroom.transports.claude import binary, launch, transport
-from greenroom.transports.codex import binary as codex_binary
+from greenroom.transports import environment
+from greenroom.transports.claude import launch, transport
 from greenroom.transports.codex import items, params
 from greenroom.transports.codex import transport as codex_transport
 
@@ -79,10 +79,10 @@ def test_the_task_file():
 
 def test_claude():
     page = read("claude.md")
-    assert ".".join(map(str, binary.MINIMUM)) in page
+    assert transport.PROGRAM.needed in page
     removed = page[page.index("Removed:") : page.index("`IS_SANDBOX`")]
     named = set(re.findall(r"`([A-Z_]+)`", removed))
-    assert named == {name for name in launch._PARENT_MARKERS if not name.startswith(launch._PARENT_PREFIXES)} | set(launch._PARENT_PREFIXES)
+    assert named == environment.PARENT_MARKERS | set(environment.PARENT_PREFIXES)
     used = set(re.findall(r'"(--[a-z-]+)"', pathlib.Path(launch.__file__).read_text(encoding="utf-8")))
     assert used - set(re.findall(r"--[a-z-]+", page)) == set()
 
@@ -99,7 +99,7 @@ def test_every_lifecycle_kind_is_told(provider):
 
 def test_codex():
     page = read("codex.md")
-    assert codex_binary.NEEDED.text in page
+    assert codex_transport.PROGRAM.needed in page
     assert f"{codex_transport.MAX_PROMPT_CHARS:,}".replace(",", " ") in page
     assert all(f"`{sandbox}`" in page for sandbox in params._SANDBOX.values())
 

@@ -59,3 +59,11 @@ def test_windows_is_refused_by_name(code):
     ended = subprocess.run([sys.executable, "-c", windows + code], check=False, capture_output=True, text=True, env=env(), timeout=50)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "ImportError: greenroom does not run on Windows, only on Linux and macOS; use WSL 2"
+
+
+@pytest.mark.parametrize(
+    ("env", "error"), [({"A": 1}, TypeError), ({2: "b"}, TypeError), ({"A=B": "c"}, ValueError), ({"A": "b\0"}, ValueError)]
+)
+def test_an_environment_that_cannot_be_is_refused_at_once(env, error):
+    with pytest.raises(error, match="environment variable"):
+        TurnRequest("x", env=env)

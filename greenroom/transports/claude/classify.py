@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -154,7 +155,7 @@ def _kind_of_api_error(failure: Failure) -> FailureKind:
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     if status is not None:
-        return FailureKind.TRANSIENT if status >= 500 else kind_of_text(failure.text)  # noqa: PLR2004
+        return FailureKind.TRANSIENT if status >= HTTPStatus.INTERNAL_SERVER_ERROR else kind_of_text(failure.text)
     if _LASTING.search(failure.text):
         return FailureKind.OTHER
     return next((_BY_KIND[kind] for kind in failure.kinds if kind in _BY_KIND), kind_of_text(failure.text))
@@ -163,7 +164,7 @@ def _kind_of_api_error(failure: Failure) -> FailureKind:
 def _kind_of_ambiguous(text: str, status: int | None) -> FailureKind:
     if _LIMIT.search(text):
         return FailureKind.USAGE_LIMIT
-    if status == 429:  # noqa: PLR2004
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return FailureKind.TRANSIENT
     if _OVERFLOW.search(text):
         return FailureKind.CONTEXT_OVERFLOW

@@ -1,4 +1,4 @@
-"""How a Claude Code process is started: its arguments, its environment, its settings. Pure: looks at nothing but its arguments.
+"""How a Claude Code process is started: its arguments, its environment, its settings. Pure, but for the mark that we ourselves run under.
 
 Prompts travel on standard input, never in the arguments, which everybody on the machine can read and which the kernel bounds.
 """
@@ -17,19 +17,13 @@ import attrs
 from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.model import NativeMode, StdioMcpServer
 from greenroom.transports.base import LaunchSpec
-from greenroom.transports.environment import PARENT_MARKERS
+from greenroom.transports.environment import child_env
 
-MARK = "GREENROOM_MARK"
-MARK_SEPARATOR = ":"
 MAX_RETRIES = "CLAUDE_CODE_MAX_RETRIES"
 OUR_MAX_RETRIES = "3"
 MAX_ARGUMENT_BYTES = 100_000
 WRITE_HOOK = Path(__file__).with_name("writehook.py")
 WRITING_TOOLS = "Edit|MultiEdit|Write|NotebookEdit"
-
-# What Claude Code sets for the commands it runs, and what a host sets for one restart: a process of ours is nobody's child session.
-_PARENT_MARKERS = PARENT_MARKERS | {"CLAUDE_CODE_PARENT_SESSION_ID", "AI_AGENT"}
-_PARENT_PREFIXES = ("CLAUDE_CODE_RESUME_", "CLAUDE_CODE_MESSAGING_")
 
 PERMISSION_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits"}
 
@@ -170,41 +164,9 @@ def _by_event(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, list[dict
     return events
 
 
-def env_for(
-    launch: LaunchSpec, *, given: Mapping[str, str] | None, inherited: Mapping[str, str], extra: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Return the whole environment of a process.
-
-    `given` is what the caller fixed (None: `inherited`), `extra` what this turn adds. Markers of a parent session are removed from
-    all; the retry limit is ours unless named; the mark is appended to the ones that we were started under.
-    """
-    base = {**(inherited if given is None else given), **(extra or {})}
-    env = {name: value for name, value in base.items() if not is_parent_marker(name)}
-    env.setdefault(MAX_RETRIES, OUR_MAX_RETRIES)
-    above = env.get(MARK) or inherited.get(MARK)
-    env[MARK] = f"{above}{MARK_SEPARATOR}{launch.mark}" if above else launch.mark
-    return env
-
-
-def is_parent_marker(name: str) -> bool:
-    """Whether a variable says that we run inside another session."""
-    return name in _PARENT_MARKERS or name.startswith(_PARENT_PREFIXES)
-
-
-_CLOUD_SWITCHES = (
-    ("CLAUDE_CODE_USE_BEDROCK", "Amazon Bedrock"),
-    ("CLAUDE_CODE_USE_VERTEX", "Google Vertex AI"),
-    ("CLAUDE_CODE_USE_FOUNDRY", "Microsoft Foundry"),
-)
-_CREDENTIALS = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN")
-
-
-def credential_in_use(env: Mapping[str, str]) -> str:
-    """Return the name of the credential that a process with this environment uses: a cloud, a variable, or the stored login."""
-    for switch, cloud in _CLOUD_SWITCHES:
-        if env.get(switch, "").lower() in {"1", "true", "yes", "on"}:
-            return cloud
-    return next((name for name in _CREDENTIALS if env.get(name)), "stored login")
+def env_for(launch: LaunchSpec, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of a process: `given`, with what this turn adds, less the markers of a parent session, plus ours."""
+    return child_env({**given, **(launch.flags.env or {})}, mark=launch.mark, ours={MAX_RETRIES: OUR_MAX_RETRIES})
 
 
 def refuse_permissions(launch_mode: NativeMode, *, network: bool) -> None:

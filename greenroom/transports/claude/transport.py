@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from greenroom.clock import Clock
-from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDialectError
+from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.events import ToolCall
 from greenroom.ids import IdAllocator
 from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
-from greenroom.transports.claude import binary, transcript
+from greenroom.transports.binaries import Program
+from greenroom.transports.claude import transcript
 from greenroom.transports.claude.codec import ClaudeCodec
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.launch import (
@@ -27,21 +28,30 @@ from greenroom.transports.claude.launch import (
     ClaudeHook,
     argv_for,
     env_for,
-    is_parent_marker,
     refuse_permissions,
     schema_goes_by_handshake,
     schema_of,
 )
 from greenroom.transports.claude.lines import MAX_TEXT_BYTES, too_long
+from greenroom.transports.environment import without_parent
+from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
+from greenroom.transports.versions import check_version
 
 NAME = "claude"
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _SANDBOX_TOOLS = ("bwrap", "socat")
 
+PROGRAM = Program(
+    name="claude",
+    package="claude_agent_sdk",
+    carried="_bundled/claude",
+    minimum=(2, 1, 332),
+    hint="install it with: npm install -g @anthropic-ai/claude-code (or pip install 'greenroom[clis]')",
+)
 PROFILE = ProviderProfile(
     name=NAME,
     display_name="Claude Code",
-    binary=binary.NAME,
+    binary=PROGRAM.name,
     native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.WORKSPACE_WRITE}),
     supports_resume=True,
     supports_steer=True,
@@ -101,15 +111,14 @@ class ClaudeStreamTransport:
 
         Raises CliNotFoundError.
         """
-        return binary.find_binary(self._environment(), self._binary)
+        return PROGRAM.find(self._environment(), self._binary)
 
     def check(self) -> str:
         """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
 
         Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 2.1.332.
         """
-        env = {name: value for name, value in self._environment().items() if not is_parent_marker(name)}
-        return binary.check_version(self.find_binary(), env, self.check_timeout)
+        return check_version(self.find_binary(), without_parent(self._environment()), self.check_timeout, PROGRAM)
 
     @property
     def state_home(self) -> str:
@@ -124,8 +133,7 @@ class ClaudeStreamTransport:
         refuse_permissions(spec.permissions.mode, network=spec.permissions.network)
         if spec.permissions.mode is NativeMode.WORKSPACE_WRITE:
             self._need_sandbox()
-        if (spec.skill_scope, spec.mcp_scope, spec.config_scope) != ("ALL", "ALL", "ALL"):
-            raise _unable("scopes other than ALL are not supported")
+        refuse_scopes(spec, provider=NAME)
         _check_effort(spec.reasoning_effort)
         _check_servers(spec.mcp_servers)
         if request is not None:
@@ -162,7 +170,7 @@ class ClaudeStreamTransport:
     def launch(self, launch: LaunchSpec) -> Launch:
         """Return the command line, the environment and a fresh codec. Raises CliNotFoundError, McpConfigError."""
         argv = argv_for(self.find_binary(), launch, hooks=self.hooks, partial_messages=self.partial_messages)
-        env = env_for(launch, given=self.env, inherited=os.environ, extra=launch.flags.env)
+        env = env_for(launch, self._environment())
         return Launch(
             argv=argv,
             cwd=launch.spec.cwd,
@@ -215,19 +223,12 @@ def _unable(what: str, hint: str | None = None) -> ProviderCapabilityError:
 
 
 def _check_request(spec: ConversationSpec, request: TurnRequest) -> None:
-    if request.cwd is not None and _real(spec.cwd / request.cwd) != _real(spec.cwd):
-        raise _unable(f"the working directory is fixed for a session: {str(request.cwd)!r} is not {str(spec.cwd)!r}")
-    if request.mcp_workspace is not None:
-        raise _unable("mcp_workspace is not supported", hint="give the servers with mcp_servers=")
+    refuse_moves(spec, request, provider=NAME)
     _check_prompt(request.prompt)
     _check_effort(request.reasoning_effort)
     _check_servers(request.mcp_servers)
     if request.output_schema is not None:
-        _check_schema(request.output_schema)
-
-
-def _real(path: Path) -> str:
-    return os.path.realpath(path)
+        refuse_schema(request.output_schema, provider=NAME)
 
 
 def _check_prompt(prompt: str) -> None:
@@ -244,24 +245,9 @@ def _check_effort(effort: str | None) -> None:
 
 
 def _check_servers(servers: tuple[StdioMcpServer, ...]) -> None:
-    names = [server.name for server in servers]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise McpConfigError(f"MCP servers with the same name: {', '.join(sorted(repeated))}")
-    if not all(names):
+    refuse_repeated(servers)
+    if not all(server.name for server in servers):
         raise McpConfigError("an MCP server has no name")
-
-
-def _check_schema(schema: OutputSchema) -> None:
-    """The answer is the input of a tool, so it is an object."""
-    problems: list[str] = []
-    if schema.schema.get("type", "object") != "object":
-        problems.append(f"the root must be of type 'object', not {schema.schema['type']!r}")
-    try:
-        json.dumps(dict(schema.schema))
-    except (TypeError, ValueError) as error:
-        problems.append(f"it is no JSON: {error}")
-    if problems:
-        raise SchemaDialectError(tuple(problems), provider=NAME)
 
 
 def _schema_key(schema: OutputSchema | None) -> str | None:

@@ -7,6 +7,7 @@ A code is believed before a text, except `other`, which says nothing: 0.163.0 sa
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 import attrs
@@ -111,7 +112,7 @@ class Failure:
     def _kind_by_status(self) -> FailureKind:
         if self.status in _BY_STATUS:
             return _BY_STATUS[self.status]
-        if self.status is not None and self.status < 500:  # noqa: PLR2004
+        if self.status is not None and self.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return kind_of_text(self.text)
         return _K.TRANSIENT
 

@@ -6,23 +6,23 @@ the rest is pure, but for `link_key`, which looks for the binary as well.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 from greenroom.clock import Clock
-from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDialectError
+from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.ids import IdAllocator
-from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
+from greenroom.model import ConversationSpec, NativeMode, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec, LinkLaunch
-from greenroom.transports.codex import binary
+from greenroom.transports.binaries import Program
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
-from greenroom.transports.environment import PARENT_MARKERS, child_env
+from greenroom.transports.environment import child_env, without_parent
 from greenroom.transports.marks import VARIABLE
+from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
 from greenroom.transports.versions import check_version
 
 NAME = "codex"
@@ -30,10 +30,17 @@ NAME = "codex"
 MAX_PROMPT_CHARS = 1_048_576
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
+PROGRAM = Program(
+    name="codex",
+    package="codex_cli_bin",
+    carried="bin/codex",
+    minimum=(0, 163, 0),
+    hint="install it with: npm install -g @openai/codex (or pip install openai-codex-cli-bin)",
+)
 PROFILE = ProviderProfile(
     name=NAME,
     display_name="Codex",
-    binary=binary.NAME,
+    binary=PROGRAM.name,
     native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.READ_ONLY, NativeMode.WORKSPACE_WRITE}),
     supports_resume=True,
     supports_steer=True,
@@ -92,15 +99,14 @@ class CodexAppServerTransport:
 
         Raises CliNotFoundError.
         """
-        return binary.find_binary(self._environment(), self._binary)
+        return PROGRAM.find(self._environment(), self._binary)
 
     def check(self) -> str:
         """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
 
         Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 0.163.0.
         """
-        env = {name: value for name, value in self._environment().items() if name not in PARENT_MARKERS}
-        return check_version(self.find_binary(), env, self.check_timeout, binary.NEEDED)
+        return check_version(self.find_binary(), without_parent(self._environment()), self.check_timeout, PROGRAM)
 
     @property
     def state_home(self) -> str:
@@ -117,8 +123,7 @@ class CodexAppServerTransport:
 
         An unknown model or effort is passed on: the server accepts any.
         """
-        if (spec.skill_scope, spec.mcp_scope, spec.config_scope) != ("ALL", "ALL", "ALL"):
-            raise _unable("scopes other than ALL are not supported")
+        refuse_scopes(spec, provider=NAME)
         _check_servers(spec.mcp_servers)
         if request is not None:
             _check_request(spec, request)
@@ -191,38 +196,21 @@ def _unable(what: str, hint: str | None = None) -> ProviderCapabilityError:
 
 
 def _check_request(spec: ConversationSpec, request: TurnRequest) -> None:
-    if request.cwd is not None and os.path.realpath(spec.cwd / request.cwd) != os.path.realpath(spec.cwd):
-        raise _unable(f"the working directory is fixed for a session: {str(request.cwd)!r} is not {str(spec.cwd)!r}")
+    refuse_moves(spec, request, provider=NAME)
     if request.env is not None:
         raise _unable("a turn cannot have an environment of its own: it is the server's", hint="give env= to the agent")
     if request.extra_args:
         raise _unable("a turn cannot have arguments of its own: they are the server's")
-    if request.mcp_workspace is not None:
-        raise _unable("mcp_workspace is not supported", hint="give the servers with mcp_servers=")
     if len(request.prompt) > MAX_PROMPT_CHARS:
         what = f"the prompt has {len(request.prompt)} characters; at most {MAX_PROMPT_CHARS} are possible"
         raise _unable(what, hint="put it into a file")
     _check_servers(request.mcp_servers)
     if request.output_schema is not None:
-        _check_schema(request.output_schema)
+        refuse_schema(request.output_schema, provider=NAME)
 
 
 def _check_servers(servers: tuple[StdioMcpServer, ...]) -> None:
-    names = [server.name for server in servers]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise McpConfigError(f"MCP servers with the same name: {', '.join(sorted(repeated))}")
-    for name in names:
-        if _SERVER_NAME.fullmatch(name) is None:
-            raise McpConfigError(f"the name of an MCP server must be of letters, digits, '_' and '-': {name!r}")
-
-
-def _check_schema(schema: OutputSchema) -> None:
-    problems: list[str] = []
-    if schema.schema.get("type", "object") != "object":
-        problems.append(f"the root must be of type 'object', not {schema.schema['type']!r}")
-    try:
-        json.dumps(dict(schema.schema), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        problems.append(f"it is no JSON: {error}")
-    if problems:
-        raise SchemaDialectError(tuple(problems), provider=NAME)
+    refuse_repeated(servers)
+    for server in servers:
+        if _SERVER_NAME.fullmatch(server.name) is None:
+            raise McpConfigError(f"the name of an MCP server must be of letters, digits, '_' and '-': {server.name!r}")

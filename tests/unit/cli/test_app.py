@@ -96,7 +96,7 @@ def test_bad_input_starts_nothing_and_says_all_of_it(folder):
         (("--provider", "gpt"), "key '--provider': unknown value 'gpt'"),
         (("--timeout", "0"), "key '--timeout': must be more than 0, got 0"),
         (("--max-cost-usd", "nan"), "key '--max-cost-usd': must be more than 0"),
-        (("--claude-binary", "./gone"), "key '--claude-binary': 'gone' is not an executable file"),
+        (("--claude-binary", "./gone"), "gone' is not an executable file"),
         (("--out", "gone/out.jsonl"), "gone/out.jsonl: key '--out': cannot be written"),
         (("--out", "tasks.toml"), "tasks.toml:1: key '--out': is not a result of greenroom run"),
         (("--parallel", "0"), "--parallel"),

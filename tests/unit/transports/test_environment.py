@@ -2,18 +2,26 @@
 
 import pytest
 
-from greenroom.transports.environment import PARENT_MARKERS, child_env
+from greenroom.transports.environment import PARENT_MARKERS, PARENT_PREFIXES, child_env, without_parent
 
 
 def test_none_is_the_callers_environment_less_parent_markers(monkeypatch):
     monkeypatch.setenv("MINE", "1")
     monkeypatch.delenv("GREENROOM_MARK", raising=False)
-    for name in PARENT_MARKERS:
+    markers = PARENT_MARKERS | {f"{prefix}X" for prefix in PARENT_PREFIXES}
+    for name in markers:
         monkeypatch.setenv(name, "x")
     env = child_env(None, mark="gr/h/r/s/1", ours={})
     assert env["MINE"] == "1"
     assert env["GREENROOM_MARK"] == "gr/h/r/s/1"
-    assert not PARENT_MARKERS & env.keys()
+    assert not markers & env.keys()
+
+
+def test_ordinary_settings_are_no_markers():
+    ordinary = dict.fromkeys(
+        ("CLAUDE_CONFIG_DIR", "CLAUDE_CODE_MAX_RETRIES", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_TMPDIR", "CODEX_HOME"), "x"
+    )
+    assert without_parent(ordinary) == ordinary
 
 
 def test_a_given_environment_is_exactly_that(monkeypatch):

@@ -16,13 +16,10 @@ from greenroom.transports.claude.launch import (
     WRITE_HOOK,
     ClaudeHook,
     argv_for,
-    credential_in_use,
     env_for,
-    is_parent_marker,
     schema_goes_by_handshake,
     settings_for,
 )
-from greenroom.transports.environment import PARENT_MARKERS
 
 CWD = pathlib.Path("/repo")
 WORKSPACE = NativePermissions(NativeMode.WORKSPACE_WRITE, writable_roots=("/data", "sub"))
@@ -123,67 +120,18 @@ def test_hooks_of_the_user() -> None:
     assert settings_for(launch()) == {}
 
 
-INHERITED = {
-    "PATH": "/bin",
-    "ANTHROPIC_API_KEY": "k",
-    "CLAUDECODE": "1",
-    "CLAUDE_CODE_ENTRYPOINT": "cli",
-    "CLAUDE_CODE_SSE_PORT": "1",
-    "CLAUDE_CODE_SESSION_ID": "s",
-    "CLAUDE_CODE_RESUME_INTERRUPTED_TURN": "1",
-    "CLAUDE_CODE_USE_BEDROCK": "1",
-}
-
-
-def test_an_inherited_environment_loses_the_markers_only() -> None:
-    env = env_for(launch(), given=None, inherited=INHERITED)
-    assert env == {
+def test_the_environment_is_the_callers_and_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENROOM_MARK", "outer")
+    given = {"PATH": "/bin", "ANTHROPIC_API_KEY": "k", "CLAUDECODE": "1", "CLAUDE_CODE_USE_BEDROCK": "1"}
+    assert env_for(launch(), given) == {  # no IS_SANDBOX: it is never set in silence
         "PATH": "/bin",
         "ANTHROPIC_API_KEY": "k",
         "CLAUDE_CODE_USE_BEDROCK": "1",
         "CLAUDE_CODE_MAX_RETRIES": "3",
-        "GREENROOM_MARK": "m-1",
+        "GREENROOM_MARK": "outer:m-1",
     }
-
-
-def test_what_any_cli_leaves_for_its_tools_is_a_marker() -> None:
-    inherited = dict.fromkeys(PARENT_MARKERS, "1")
-    assert set(env_for(launch(), given=None, inherited=inherited)) == {"GREENROOM_MARK", "CLAUDE_CODE_MAX_RETRIES"}
-
-
-def test_a_given_environment_is_exactly_that() -> None:
-    env = env_for(launch(), given={"A": "1", "CLAUDECODE": "1", "CLAUDE_CODE_MAX_RETRIES": "9"}, inherited=INHERITED)
-    assert env == {"A": "1", "CLAUDE_CODE_MAX_RETRIES": "9", "GREENROOM_MARK": "m-1"}
+    assert env_for(launch(), {"CLAUDE_CODE_MAX_RETRIES": "9"})["CLAUDE_CODE_MAX_RETRIES"] == "9"
 
 
 def test_a_turns_environment_comes_on_top() -> None:
-    assert env_for(launch(), given={"A": "1", "B": "1"}, inherited={}, extra={"A": "2"})["A"] == "2"
-
-
-@pytest.mark.parametrize("given", [None, {}, {"GREENROOM_MARK": "outer"}])
-def test_the_mark_is_appended_to_the_one_we_run_under(given: dict[str, str] | None) -> None:
-    assert env_for(launch(), given=given, inherited={"GREENROOM_MARK": "outer"})["GREENROOM_MARK"] == "outer:m-1"
-
-
-def test_is_sandbox_is_never_set_in_silence() -> None:
-    assert "IS_SANDBOX" not in env_for(launch(), given=None, inherited={})
-
-
-def test_ordinary_settings_are_no_markers() -> None:
-    assert not any(map(is_parent_marker, ("CLAUDE_CONFIG_DIR", "CLAUDE_CODE_MAX_RETRIES", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_TMPDIR")))
-
-
-@pytest.mark.parametrize(
-    ("env", "credential"),
-    [
-        ({}, "stored login"),
-        ({"ANTHROPIC_API_KEY": "k"}, "ANTHROPIC_API_KEY"),
-        ({"ANTHROPIC_API_KEY": ""}, "stored login"),
-        ({"ANTHROPIC_API_KEY": "k", "ANTHROPIC_AUTH_TOKEN": "t"}, "ANTHROPIC_AUTH_TOKEN"),
-        ({"CLAUDE_CODE_OAUTH_TOKEN": "o"}, "CLAUDE_CODE_OAUTH_TOKEN"),
-        ({"ANTHROPIC_API_KEY": "k", "CLAUDE_CODE_USE_BEDROCK": "1"}, "Amazon Bedrock"),
-        ({"CLAUDE_CODE_USE_VERTEX": "0"}, "stored login"),
-    ],
-)
-def test_the_credential_in_use(env: dict[str, str], credential: str) -> None:
-    assert credential_in_use(env) == credential
+    assert env_for(launch(flags={"env": {"A": "2"}}), {"A": "1", "B": "1"})["A"] == "2"

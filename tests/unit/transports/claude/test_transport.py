@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import sys
@@ -10,8 +11,7 @@ import pytest
 from greenroom.errors import CliCheckError, CliNotFoundError, McpConfigError, ProviderCapabilityError, SchemaDialectError
 from greenroom.model import ApprovalPolicy, ConversationSpec, NativeMode, NativePermissions, OutputSchema, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Codec, LaunchSpec, StreamTransport
-from greenroom.transports.claude import binary
-from greenroom.transports.claude.transport import ClaudeStreamTransport
+from greenroom.transports.claude.transport import PROGRAM, ClaudeStreamTransport
 
 
 def script(path: pathlib.Path, body: str) -> pathlib.Path:
@@ -66,7 +66,7 @@ def test_found_and_needed_are_kept(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_newer_version_is_compared_by_number() -> None:
-    assert binary.MINIMUM < (2, 1, 1000)
+    assert PROGRAM.minimum < (2, 1, 1000)
 
 
 def test_no_such_binary_and_not_executable(tmp_path: pathlib.Path) -> None:
@@ -90,9 +90,9 @@ def test_the_path_of_the_given_environment_is_searched(claude: pathlib.Path) -> 
     assert ClaudeStreamTransport(env={"PATH": str(claude.parent)}, binary="claude").find_binary() == str(claude)
 
 
-@pytest.mark.skipif(binary.bundled() is None, reason="claude-agent-sdk is not installed")
+@pytest.mark.skipif(PROGRAM.bundled() is None, reason="claude-agent-sdk is not installed")
 def test_else_the_one_in_the_package(tmp_path: pathlib.Path) -> None:
-    assert ClaudeStreamTransport(env={"PATH": str(tmp_path)}).find_binary() == binary.bundled()
+    assert ClaudeStreamTransport(env={"PATH": str(tmp_path)}).find_binary() == PROGRAM.bundled()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_workspace_write_without_its_sandbox(tmp_path: pathlib.Path) -> None:
     ClaudeStreamTransport(env={"PATH": str(tmp_path)}).validate(write)
 
 
-@pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "object", "x": {1, 2}}])
+@pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "object", "x": {1, 2}}, {"type": "object", "x": math.nan}])
 def test_unusable_schemas(tmp_path: pathlib.Path, schema: dict[str, Any]) -> None:
     with pytest.raises(SchemaDialectError):
         ClaudeStreamTransport().validate(spec(tmp_path), TurnRequest("p", output_schema=OutputSchema(schema)))

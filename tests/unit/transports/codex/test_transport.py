@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.util
+
 import attrs
 import pytest
 from codex_wire import launch
@@ -19,7 +21,6 @@ from greenroom.model import (
 )
 from greenroom.transports.base import SharedTransport, StreamTransport
 from greenroom.transports.catalog import transport_for
-from greenroom.transports.codex import binary
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.link import CodexLinkCodec
 
@@ -59,14 +60,14 @@ def test_it_is_known_by_name(tmp_path) -> None:
 
 def test_the_binary_is_found_on_path_else_in_the_package(tmp_path, monkeypatch) -> None:
     env = {"PATH": str(tmp_path / "nothing")}
-    monkeypatch.setattr(binary.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CliNotFoundError) as caught:
         CodexAppServerTransport(env=env).find_binary()
     assert "openai-codex-cli-bin" in caught.value.hint
     package = tmp_path / "codex_cli_bin"
     (package / "bin").mkdir(parents=True)
     bundled = program(package / "bin", "exit 0")
-    monkeypatch.setattr(binary.importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(package / "__init__.py")}))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(package / "__init__.py")}))
     assert CodexAppServerTransport(env=env).find_binary() == str(bundled)
     with pytest.raises(CliNotFoundError):
         CodexAppServerTransport(env=env, binary=tmp_path / "gone").find_binary()

@@ -1,0 +1,302 @@
+"""The loop and its manual twin: order, fairness, timers, pipes, jobs, and what happens when the loop itself fails."""
+
+# ruff: noqa: S105, S106 - a timer's token is no secret
+
+import logging
+import os
+import threading
+import time
+
+import attrs
+import pytest
+
+from greenroom.actors.dispatcher import ClockedDispatcher, LoopDispatcher, LoopFailed, ManualDispatcher, PipeReady, TimerFired
+from greenroom.actors.runtime import LoopActor, Message, tell
+from greenroom.testing import FakeClock
+
+PATIENCE_S = 10.0
+
+
+@attrs.frozen(kw_only=True)
+class Note(Message):
+    text: str
+
+
+class Keeper(LoopActor):
+    """Keeps what it gets; some texts make it do something."""
+
+    def __init__(self, dispatcher, *, does=None):
+        super().__init__(dispatcher)
+        self.does = does or {}
+        self.seen = []
+        self.heard = threading.Condition()
+
+    def handle(self, message):
+        with self.heard:
+            self.seen.append(message)
+            self.heard.notify_all()
+        action = self.does.get(getattr(message, "text", type(message)))
+        if action:
+            action(self, message)
+
+    def wait_for(self, count):
+        with self.heard:
+            assert self.heard.wait_for(lambda: len(self.seen) >= count, PATIENCE_S), self.seen
+
+
+def start(dispatcher, **options):
+    ref = Keeper.start(dispatcher, **options)
+    return ref, ref.actor_inbox._actor
+
+
+@pytest.fixture
+def loop():
+    loop = LoopDispatcher(name="loop-under-test")
+    yield loop
+    loop.stop()
+
+
+@pytest.fixture
+def stops():
+    """Ends the actors of a test before its loop."""
+    refs = []
+    yield refs.append
+    for ref in refs:
+        ref.stop(block=True, timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def pipe():
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    yield read_fd, write_fd
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_a_flooding_actor_starves_no_other(loop, stops):
+    def again(actor, message):
+        for _ in range(2 if len(actor.seen) < 50 else 1):
+            tell(actor.actor_ref, Note(text="again"))
+
+    loud, _ = start(loop, does={"again": again})
+    quiet, keeper = start(loop)
+    tell(loud, Note(text="again"))
+    worst_s = 0.0
+    for number in range(1, 50):
+        began_s = time.monotonic()
+        tell(quiet, Note(text="q"))
+        keeper.wait_for(number)
+        worst_s = max(worst_s, time.monotonic() - began_s)
+    assert worst_s < 1.0
+    loud.stop(block=True, timeout=PATIENCE_S)
+    stops(quiet)
+
+
+def test_a_timer_fires_in_time_while_an_actor_floods(loop, stops):
+    loud, _ = start(loop, does={"again": lambda actor, message: tell(actor.actor_ref, message)})
+    tell(loud, Note(text="again"))
+    ref, keeper = start(loop)
+    loop.call_later(0.05, ref, TimerFired(token="late"))
+    loop.call_later(0.01, ref, TimerFired(token="early"))
+    loop.call_later(0.03, ref, TimerFired(token="never")).cancel()
+    keeper.wait_for(2)
+    assert [message.token for message in keeper.seen] == ["early", "late"]
+    loud.stop(block=True, timeout=PATIENCE_S)
+    stops(ref)
+
+
+def test_a_pipe_is_reported_once_until_it_is_resumed(loop, stops, pipe):
+    read_fd, write_fd = pipe
+    ref, keeper = start(loop, does={"watch": lambda actor, message: loop.watch(read_fd, ref, read=True, write=False)})
+    stops(ref)
+    tell(ref, Note(text="watch"))
+    os.write(write_fd, b"x")
+    keeper.wait_for(2)
+    for number in range(3):
+        tell(ref, Note(text=f"barrier {number}"))
+        keeper.wait_for(3 + number)
+    assert [type(message) for message in keeper.seen].count(PipeReady) == 1
+    keeper.does["resume"] = lambda actor, message: loop.resume(read_fd)
+    keeper.does["off"] = lambda actor, message: loop.watch(read_fd, ref, read=False, write=False)
+    tell(ref, Note(text="resume"))
+    keeper.wait_for(7)
+    tell(ref, Note(text="off"))
+    keeper.wait_for(8)
+    assert [type(message) for message in keeper.seen].count(PipeReady) == 2
+
+
+class BrokenRef:
+    """A receiver on whom the loop itself breaks."""
+
+    actor_inbox = None
+
+    def tell(self, message):
+        raise ZeroDivisionError("the loop")
+
+
+def test_a_loop_that_fails_is_rebuilt_and_every_link_gets_its_end(loop, stops, pipe, caplog):
+    read_fd, write_fd = pipe
+    watcher, watching = start(loop, does={"watch": lambda actor, message: loop.watch(read_fd, watcher, read=True, write=False)})
+    other, keeper = start(loop)
+    stops(watcher)
+    stops(other)
+    tell(watcher, Note(text="watch"))
+    watching.wait_for(1)
+    with caplog.at_level(logging.CRITICAL):
+        loop.call_later(0.02, other, TimerFired(token="survives"))
+        loop.call_later(0.0, BrokenRef(), TimerFired(token=None))
+        watching.wait_for(2)
+    assert isinstance(watching.seen[1], LoopFailed)
+    assert isinstance(watching.seen[1].error, ZeroDivisionError)
+    keeper.wait_for(1)
+    assert keeper.seen[0].token == "survives"
+    # The new loop serves the same descriptor, once it is watched again.
+    tell(watcher, Note(text="watch"))
+    os.write(write_fd, b"x")
+    watching.wait_for(4)
+    assert isinstance(watching.seen[-1], PipeReady)
+    watching.does["off"] = lambda actor, message: loop.watch(read_fd, watcher, read=False, write=False)
+    tell(watcher, Note(text="off"))
+    watching.wait_for(5)
+
+
+def test_a_slow_handler_is_named_in_the_log(caplog):
+    """By the machine's time: that is what the others on the loop wait for, whatever a test's clock says."""
+    manual = ManualDispatcher(FakeClock())
+    ref, _ = start(manual, does={"slow": lambda actor, message: time.sleep(0.06), "quick": lambda actor, message: None})
+    with caplog.at_level(logging.INFO, "greenroom.actors"):
+        for text in ("slow", "quick"):
+            tell(ref, Note(text=text))
+        manual.run_until_idle()
+    assert [record.getMessage().partition(" spent")[0] for record in caplog.records] == ["Keeper"]
+    assert caplog.records[0].getMessage().endswith("ms on Note")
+    ref.stop(block=False)
+    manual.run_until_idle()
+    manual.stop()
+
+
+def test_a_job_that_fails_costs_the_starter_nothing(loop, stops):
+    ref, keeper = start(loop)
+    stops(ref)
+
+    def bad():
+        raise SystemExit(3)
+
+    loop.offload(bad, ref)
+    loop.offload(lambda: Note(text="after"), ref)
+    keeper.wait_for(1)
+    assert keeper.seen == [Note(text="after")]
+
+
+def test_a_refusal_that_fails_ends_neither_the_loop_nor_the_answers_behind_it(loop, stops):
+    answers = []
+
+    @attrs.frozen(kw_only=True)
+    class Bad(Message):
+        def refuse(self):
+            raise ZeroDivisionError
+
+    @attrs.frozen(kw_only=True)
+    class Good(Message):
+        def refuse(self):
+            answers.append("good")
+
+    def crash(actor, message):
+        for left in (Bad(), Good()):
+            tell(actor.actor_ref, left)
+        raise ValueError
+
+    ref, _ = start(loop, does={"crash": crash})
+    other, keeper = start(loop)
+    stops(other)
+    tell(ref, Note(text="crash"))
+    tell(other, Note(text="x"))
+    keeper.wait_for(1)
+    until_dead(ref)
+    assert answers == ["good"]
+
+
+def until_dead(ref):
+    deadline_s = time.monotonic() + PATIENCE_S
+    while ref.is_alive() or ref.actor_inbox.closed is False:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_the_message_on_which_an_actor_crashes_is_answered():
+    answers = []
+
+    @attrs.frozen(kw_only=True)
+    class Asked(Message):
+        text: str = "crash"
+
+        def refuse(self):
+            answers.append("refused")
+
+    def crash(actor, message):
+        raise ValueError
+
+    manual = ManualDispatcher(FakeClock())
+    ref, _ = start(manual, does={"crash": crash})
+    tell(ref, Asked())
+    manual.run_until_idle()
+    assert answers == ["refused"]
+    manual.stop()
+
+
+def test_a_clock_of_its_own_rules_the_timers_of_a_room_only(loop, stops):
+    clock = FakeClock()
+    clocked = ClockedDispatcher(loop, clock)
+    ref, keeper = start(clocked)
+    stops(ref)
+    clocked.call_later(600.0, ref, TimerFired(token="deadline"))
+    clocked.call_later(5.0, ref, TimerFired(token="wait"), is_wait=True)
+    cancelled = clocked.call_later(1.0, ref, TimerFired(token="cancelled"))
+    cancelled.cancel()
+    keeper.wait_for(1)
+    assert keeper.seen[0].token == "wait"
+    clock.advance(600.0)
+    keeper.wait_for(2)
+    assert keeper.seen[1].token == "deadline"
+
+
+def test_a_seed_gives_one_order_and_another_seed_another():
+    def order(seed):
+        manual = ManualDispatcher(FakeClock(), seed=seed)
+        seen = []
+        refs = [start(manual, does={"x": lambda actor, message, name=name: seen.append(name)})[0] for name in range(6)]
+        for ref in refs:
+            for _ in range(4):
+                tell(ref, Note(text="x"))
+        manual.run_until_idle()
+        for ref in refs:
+            ref.stop(block=False)
+        manual.run_until_idle()
+        manual.stop()
+        return seen
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert sorted(order(1)) == sorted(order(2))
+
+
+def test_a_loop_that_is_stuck_in_a_handler_is_left_after_the_patience():
+    free = threading.Event()
+    loop = LoopDispatcher(name="stuck-loop", starter=False)
+    ref, keeper = start(loop, does={"hang": lambda actor, message: free.wait(PATIENCE_S)})
+    tell(ref, Note(text="hang"))
+    keeper.wait_for(1)
+    ref.stop(block=False)
+    assert loop.stop(patience_s=0.05) is False
+    free.set()
+    assert loop.stop(patience_s=PATIENCE_S) is True
+
+
+def test_an_idle_loop_sleeps(loop):
+    time.sleep(0.1)
+    with open(f"/proc/self/task/{loop._thread.native_id}/status") as status:
+        before = [line for line in status if line.startswith("voluntary")]
+    time.sleep(0.5)
+    with open(f"/proc/self/task/{loop._thread.native_id}/status") as status:
+        assert [line for line in status if line.startswith("voluntary")] == before
