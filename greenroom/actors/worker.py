@@ -149,6 +149,9 @@ class WorkerConversationActor(LoopActor):
     # --- start
 
     def _opened(self, message: WorkerOpened) -> None:
+        if self._conversation is not None:  # only a defect of ours could say it twice; what runs is kept
+            message.refuse()
+            return
         self._conversation = message.conversation
         self._settle_start()
         self._tell(m.ConversationOpened(incarnation=self._spec.incarnation, conversation_id=message.conversation_id))

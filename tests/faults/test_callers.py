@@ -383,10 +383,11 @@ def test_sessions_that_begin_while_the_room_closes_are_refused_or_closed(tmp_pat
 def test_two_rooms_share_a_loop_and_the_claims(tmp_path):
     with Greenroom() as one, Greenroom() as two:
         assert one._engine is two._engine
-        first = one.agent(FakeTransport(), **OPTIONS).session(tmp_path, resume_id="conv-shared")
+        provider = FakeTransport()  # another one would have conversations of its own
+        first = one.agent(provider, **OPTIONS).session(tmp_path, resume_id="conv-shared")
         with pytest.raises(SessionStateError, match="conv-shared"):
-            two.agent(FakeTransport(), **OPTIONS).session(tmp_path, resume_id="conv-shared")
-        other = two.agent(FakeTransport(), **OPTIONS).session(tmp_path)
+            two.agent(provider, **OPTIONS).session(tmp_path, resume_id="conv-shared")
+        other = two.agent(provider, **OPTIONS).session(tmp_path)
         with pytest.raises(SessionStateError, match="conv-shared"):
             other.adopt("conv-shared")
         first.close()
