@@ -204,13 +204,15 @@ class ProcessOwner(LoopActor):
         self._interests.clear()
         self._wants = (False, False, False, False)
         self._set_timer(None)
-        if self._driver is not None:
-            self._driver.release()
+        driver = self._driver
+        if driver is not None:
+            if driver.io.exit is None:
+                tell(self._supervisor, m.ReapProcess(process=driver.process))
+            driver.release()
 
     def _abandon(self) -> None:
         """We crashed: kill the process, and leave it to the supervisor to reap."""
         driver = self._driver
         if driver is not None and not driver.ended:
             driver.abandon()
-            tell(self._supervisor, m.ReapProcess(process=driver.process))
         self._let_go()

@@ -37,6 +37,7 @@ from greenroom.transports.base import Attempt, Conversation, LaunchSpec, Transpo
 
 logger = logging.getLogger("greenroom.conversation")
 
+OPEN_TIMEOUT_S = 60.0
 INTERRUPT_GRACE_S = 10.0
 INTERRUPT_AGAIN_S = 0.5
 CLOSE_GRACE_S = 5.0
@@ -122,6 +123,7 @@ class WorkerConversationActor(LoopActor):
                 return WorkerFailed(turn_id=None, error=error)
 
         self._worker.submit(job)
+        self.dispatcher.call_later(OPEN_TIMEOUT_S, self.actor_ref, TimerFired(token=("open", "")))
 
     def handle(self, message: Any) -> None:
         """Pass each message on to the worker, or from it to the session."""
@@ -150,6 +152,9 @@ class WorkerConversationActor(LoopActor):
     # --- start
 
     def _opened(self, message: WorkerOpened) -> None:
+        if self._conversation is not None:  # only a defect of ours could say it twice; what runs is kept
+            message.refuse()
+            return
         self._conversation = message.conversation
         self._settle_start()
         self._tell(m.ConversationOpened(incarnation=self._spec.incarnation, conversation_id=message.conversation_id))
@@ -220,6 +225,9 @@ class WorkerConversationActor(LoopActor):
     def _timer(self, token: Any) -> None:
         attempt = self._attempt
         kind, receipt = token
+        if kind == "open":
+            self._open_timed_out()
+            return
         if attempt is None or attempt.receipt != receipt:
             return
         if kind == "again":
@@ -232,6 +240,15 @@ class WorkerConversationActor(LoopActor):
         # The interrupt went unanswered: the turn ends now, its thread is left behind.
         self._end_attempt(result=None if self._timed_out else TurnResult(interrupted=True), error=self._timeout(attempt), forced=True)
         self._end("an interrupt went unanswered")
+
+    def _open_timed_out(self) -> None:
+        """A user's `open` that never returns must not hold a start slot for ever; its thread is left behind."""
+        if self._conversation is not None or self._down:
+            return
+        self._settle_start()
+        error = TurnFailedError(FailureKind.OTHER, f"the transport did not open a conversation within {OPEN_TIMEOUT_S:g} s")
+        self._tell(m.OpenFailed(incarnation=self._spec.incarnation, error=error, killed=True))
+        self._end("it could not be opened")
 
     def _timeout(self, attempt: Attempt) -> GreenroomError | None:
         return TurnTimeoutError(attempt.timeout_s or 0.0, turn_id=attempt.turn_id) if self._timed_out else None

@@ -39,6 +39,7 @@ READ_BYTES = 262_144
 DRAIN_S = 0.5
 DRAIN_READS = 256
 EOF_GRACE_S = 1.0
+MAX_KILLS = 5
 
 
 @attrs.frozen(kw_only=True)
@@ -91,6 +92,7 @@ class Driver:
         self._expected = False
         self._reason = "the process ended before the turn's result"
         self._exit: ProcessExit | None = None
+        self._kills = 0
 
     # --- what the owner asks
 
@@ -179,6 +181,9 @@ class Driver:
             self._reason = "the process closed its standard output and lived on"
             self._kill(now_s)
         if self._step_due_s is not None and self._step_due_s <= now_s:
+            if self._kills >= MAX_KILLS:
+                # Not even SIGKILL ends it (it hangs in the kernel): nobody waits any longer. The owner has it reaped, whenever that is.
+                return outputs + self._finish(now_s)
             self._climb(now_s)
         return outputs
 
@@ -278,6 +283,7 @@ class Driver:
             return
         # Repeated once a second: a kill that met a process in an uninterruptible state is not the last word.
         self._step, self._step_due_s = _Step.KILL, now_s + 1.0
+        self._kills += 1
         self.process.kill()
 
     def _stdout_ended(self, now_s: float) -> list[Output]:
