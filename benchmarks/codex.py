@@ -53,7 +53,11 @@ def model(folder: Path) -> Iterator[dict[str, str]]:
 
 def servers(binary: str) -> list[psutil.Process]:
     """Return the Codex processes below this one."""
-    return [child for child in psutil.Process().children(recursive=True) if binary in child.cmdline()]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it may be ending
+            found += [child] if binary in child.cmdline() else []
+    return found
 
 
 @attrs.frozen(kw_only=True)
