@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from greenroom.transports.codex.conversation import DELTAS
 MEMORY_MB = 350.0
 OVERHEAD_MS = 2.0
 NO_LIMIT = float("inf")
+_CONFIG = {"shell_environment_policy.set.GREENROOM_MARK": "gr/00000000-0000-4000-8000-000000000000/session-0123456789abcdef/1"}
 
 
 @contextlib.contextmanager
@@ -51,7 +53,11 @@ def model(folder: Path) -> Iterator[dict[str, str]]:
 
 def servers(binary: str) -> list[psutil.Process]:
     """Return the Codex processes below this one."""
-    return [child for child in psutil.Process().children(recursive=True) if binary in child.cmdline()]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it may be ending
+            found += [child] if binary in child.cmdline() else []
+    return found
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +114,7 @@ def warm(room: Greenroom, binary: str, env: dict[str, str], folder: Path) -> Non
 
 
 class Raw:
-    """The least that can be done: write a request, read lines until the turn's end, decode each."""
+    """The least that can be done: write the request that greenroom writes, read lines until the turn's end, decode each."""
 
     def __init__(self, binary: str, env: dict[str, str], cwd: Path) -> None:
         self._process = subprocess.Popen(
@@ -118,7 +124,7 @@ class Raw:
         asked = {"clientInfo": {"name": "raw", "version": "0"}}
         self._call("initialize", {**asked, "capabilities": {"experimentalApi": True, "optOutNotificationMethods": list(DELTAS)}})
         self._write({"method": "initialized"})
-        thread = {"cwd": str(cwd), "approvalPolicy": "never", "sandbox": "danger-full-access"}
+        thread = {"cwd": str(cwd), "approvalPolicy": "never", "sandbox": "danger-full-access", "config": _CONFIG}
         self._thread = self._call("thread/start", thread)["thread"]["id"]
 
     def _write(self, frame: dict[str, Any]) -> None:
@@ -142,7 +148,8 @@ class Raw:
     def say(self, text: str) -> float:
         """Run a short turn; return how long it took."""
         began_s = time.perf_counter()
-        self._call("turn/start", {"threadId": self._thread, "input": [{"type": "text", "text": f"SAY {text}"}]})
+        settings = {"approvalPolicy": "never", "sandboxPolicy": {"type": "dangerFullAccess"}, "clientUserMessageId": str(uuid.uuid4())}
+        self._call("turn/start", {"threadId": self._thread, "input": [{"type": "text", "text": f"SAY {text}"}], **settings})
         while self._read().get("method") != "turn/completed":
             pass
         return time.perf_counter() - began_s
@@ -156,17 +163,29 @@ class Raw:
         self._process.stdout.close()
 
 
+def pair(raw: Raw, session: Session, number: int) -> tuple[float, float]:
+    """Run a turn of each kind; which goes first changes, for it matters."""
+    if number % 2:
+        return raw.say(f"n{number}"), say(session, f"n{number}")
+    ours_s = say(session, f"n{number}")
+    return raw.say(f"n{number}"), ours_s
+
+
 def turns(binary: str, count: int) -> tuple[float, float]:
-    """Return the medians, in milliseconds, of a turn in a raw loop and through greenroom, taken in turn."""
+    """Return the median of a turn in a raw loop, and that plus the median of what a turn through greenroom beside it took more.
+
+    In milliseconds. Pairs, since Codex's own 30 ms wander by more than what is measured.
+    """
     with tempfile.TemporaryDirectory(prefix="greenroom-codex-") as name, model(Path(name)) as env, Greenroom() as room:
         warm(room, binary, env, Path(name))
         (session,) = sessions(room, CodexAppServerTransport(binary=binary, env=env), Path(name), 1)
         raw = Raw(binary, env, Path(name))
         try:
-            pairs = [(raw.say(f"n{number}"), say(session, f"n{number}")) for number in range(count + 5)][5:]
+            pairs = [pair(raw, session, number) for number in range(count + 6)][6:]
         finally:
             raw.close()
-    return middle([pair[0] for pair in pairs]) * 1e3, middle([pair[1] for pair in pairs]) * 1e3
+    raw_ms = middle([pair[0] for pair in pairs]) * 1e3
+    return raw_ms, raw_ms + middle([pair[1] - pair[0] for pair in pairs]) * 1e3
 
 
 def figures(binary: str, *, conversations: int, alone: int, count: int) -> list[Figure]:

@@ -80,7 +80,7 @@ Keys of a task:
   model, effort, timeout (seconds of one attempt), env (added to the environment)
   approvals            "deny" what the agent asks leave for, or "fail-turn"
   schema               a JSON schema for the answer: a table, or the path of a file
-  provider             "claude"
+  provider             "claude" (unless said otherwise) or "codex"
 
 Paths are relative to the task file. A task wins over [defaults], and [defaults] over the options below.
 
@@ -149,14 +149,15 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, in which order; start nothing.")] = False,
     permissions: Annotated[str | None, typer.Option(help=f"For tasks that do not say: {' or '.join(PERMISSIONS)}.")] = None,
     model: Annotated[str | None, typer.Option(help="For tasks that do not say.")] = None,
-    provider: Annotated[str | None, typer.Option(help="For tasks that do not say: claude.")] = None,
+    provider: Annotated[str | None, typer.Option(help=f"For tasks that do not say: {' or '.join(PROVIDERS)}.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds that one attempt may take, for tasks that do not say.")] = None,
     claude_binary: Annotated[str | None, typer.Option(help="The claude executable, if not the one on PATH.")] = None,
+    codex_binary: Annotated[str | None, typer.Option(help="The codex executable, if not the one on PATH.")] = None,
 ) -> None:
     try:
         given = Given(permissions=permissions, model=model, provider=provider, timeout=timeout)
-        binary = _path_of(claude_binary)
-        _check_options(given, max_cost_usd, binary)
+        binary, codex = _path_of(claude_binary), _path_of(codex_binary)
+        _check_options(given, max_cost_usd, {"--claude-binary": binary, "--codex-binary": codex})
         source = read_source(tasks)
         plan = make_plan(source.name, build_tasks(source, given))
         if dry_run:
@@ -175,6 +176,7 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         done=done,
         max_starting=max_starting,
         claude_binary=binary,
+        codex_binary=codex,
         engine=context.obj or Engine(),
     )
     try:
@@ -194,7 +196,7 @@ def _path_of(binary: str | None) -> Path | None:
     return Path(binary).expanduser().absolute() if os.sep in binary else Path(binary)
 
 
-def _check_options(given: Given, max_cost_usd: float | None, claude_binary: Path | None) -> None:
+def _check_options(given: Given, max_cost_usd: float | None, binaries: Mapping[str, Path | None]) -> None:
     for option, value, known in (("--permissions", given.permissions, PERMISSIONS), ("--provider", given.provider, PROVIDERS)):
         if value is not None and value not in known:
             hint = did_you_mean(value, known) or "one of: " + ", ".join(known)
@@ -202,8 +204,9 @@ def _check_options(given: Given, max_cost_usd: float | None, claude_binary: Path
     for option, number in (("--timeout", given.timeout), ("--max-cost-usd", max_cost_usd)):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise TaskFileError("command line", f"must be more than 0, got {number:g}", key=option)
-    if claude_binary is not None and shutil.which(str(claude_binary)) is None:
-        raise TaskFileError("command line", f"{str(claude_binary)!r} is not an executable file", key="--claude-binary")
+    for option, binary in binaries.items():
+        if binary is not None and shutil.which(str(binary)) is None:
+            raise TaskFileError("command line", f"{str(binary)!r} is not an executable file", key=option)
 
 
 @attrs.frozen(kw_only=True)
@@ -216,6 +219,7 @@ class _Run:
     done: Mapping[str, Any]
     max_starting: int
     claude_binary: Path | None
+    codex_binary: Path | None
     engine: Engine
 
 
@@ -229,7 +233,7 @@ async def _go(run: _Run) -> int:
     with signals_to(stop.ask), contextlib.closing(offload):
         room = await offload(Lane.ROOM, lambda: run.engine.open_room(max_starting=run.max_starting))
         try:
-            agents = run.engine.agents(room, claude_binary=run.claude_binary)
+            agents = run.engine.agents(room, claude_binary=run.claude_binary, codex_binary=run.codex_binary)
             runner = Runner(
                 run.plan,
                 room=room,
@@ -301,14 +305,21 @@ def _hint(hint: str) -> None:
 @app.command("doctor")
 def _doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+    provider: Annotated[str | None, typer.Option(help=f"Only one of them: {' or '.join(PROVIDERS)}.")] = None,
     claude_binary: Annotated[str | None, typer.Option(help="The claude executable, if not the one on PATH.")] = None,
+    codex_binary: Annotated[str | None, typer.Option(help="The codex executable, if not the one on PATH.")] = None,
 ) -> None:
     """Check whether agents can run on this machine.
 
-    Looks at the CLI and its version, the credential in use, and the sandbox.
+    Looks at the CLIs and their versions, the credentials in use, and the sandbox. Without --provider, what Codex lacks is a warning.
     Nothing is changed, and no credential is shown. Exit status: 0, or 1 if a check failed.
     """
-    checks = doctor_command.examine(doctor_command.Surroundings(), claude_binary=_path_of(claude_binary))
+    if provider is not None and provider not in PROVIDERS:
+        hint = did_you_mean(provider, PROVIDERS) or "one of: " + ", ".join(PROVIDERS)
+        _refuse([TaskFileError("command line", f"unknown value {provider!r}", key="--provider", hint=hint)])
+    checks = doctor_command.examine(
+        doctor_command.Surroundings(), claude_binary=_path_of(claude_binary), codex_binary=_path_of(codex_binary), provider=provider
+    )
     if as_json:
         print(doctor_command.as_json(checks))
     else:

@@ -5,7 +5,6 @@ Runs on the main thread. It names where a credential comes from, and never shows
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import platform
@@ -17,8 +16,11 @@ from typing import Any
 
 import attrs
 
+from greenroom.cli.checks import Check, Status
+from greenroom.cli.doctor_codex import CodexPlace, codex_checks
 from greenroom.errors import CliCheckError, CliNotFoundError
 from greenroom.transports.claude.transport import ClaudeStreamTransport
+from greenroom.transports.codex.transport import CodexAppServerTransport
 
 _MINIMUM_PYTHON = (3, 11)
 # The order in which Claude Code takes them when nobody can be asked: the first that is there pays.
@@ -30,30 +32,20 @@ _CLOUDS = {
 }
 
 
-class Status(enum.Enum):
-    """How a check ended."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@attrs.frozen(kw_only=True)
-class Check:
-    """One thing that was looked at."""
-
-    name: str
-    status: Status
-    detail: str
-    hint: str | None = None
-
-
 def _found(claude_binary: Path | None) -> str:
     return ClaudeStreamTransport(binary=claude_binary).find_binary()
 
 
 def _checked(binary: str) -> str:
     return ClaudeStreamTransport(binary=binary).check()
+
+
+def _codex_found(codex_binary: Path | None) -> str:
+    return CodexAppServerTransport(binary=codex_binary).find_binary()
+
+
+def _codex_checked(binary: str) -> str:
+    return CodexAppServerTransport(binary=binary).check()
 
 
 @attrs.frozen(kw_only=True)
@@ -69,11 +61,26 @@ class Surroundings:
     which: Callable[[str], str | None] = shutil.which
     find: Callable[[Path | None], str] = _found
     version_of: Callable[[str], str] = _checked
+    find_codex: Callable[[Path | None], str] = _codex_found
+    codex_version_of: Callable[[str], str] = _codex_checked
 
 
-def examine(here: Surroundings, *, claude_binary: Path | None = None) -> tuple[Check, ...]:
-    """Make all checks."""
-    return (_platform(here), _python(here), *_claude(here, claude_binary), *_credential(here), _sandbox(here), *_root(here))
+def examine(
+    here: Surroundings, *, claude_binary: Path | None = None, codex_binary: Path | None = None, provider: str | None = None
+) -> tuple[Check, ...]:
+    """Make the checks of one provider, or of both: then what Codex lacks is no failure, for nobody may mean to use it."""
+    checks = [_platform(here), _python(here)]
+    if provider != "codex":
+        checks += [*_claude(here, claude_binary), *_credential(here), _sandbox(here), *_root(here)]
+    if provider != "claude":
+        place = CodexPlace(env=here.env, home=here.home, find=here.find_codex, version_of=here.codex_version_of)
+        checks += [_softened(check, provider) for check in codex_checks(place, codex_binary)]
+    return tuple(checks)
+
+
+def _softened(check: Check, provider: str | None) -> Check:
+    is_soft = provider is None and check.status is Status.FAIL
+    return attrs.evolve(check, status=Status.WARN) if is_soft else check
 
 
 def exit_status(checks: tuple[Check, ...]) -> int:

@@ -18,6 +18,7 @@ from greenroom.events import AgentEvent, SessionEvent
 from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, ProviderUsage, Turn, TurnRequest
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
+from greenroom.transports.catalog import PROVIDERS
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 
 
@@ -81,9 +82,9 @@ class Engine:
         """Open a room; may block for a moment."""
         return Greenroom(max_starting=max_starting)
 
-    def agents(self, room: Any, *, claude_binary: Path | None) -> Callable[[AgentSettings], AgentPort]:
+    def agents(self, room: Any, *, claude_binary: Path | None, codex_binary: Path | None = None) -> Callable[[AgentSettings], AgentPort]:
         """Return what makes the agents of `room`."""
-        return Agents(room, claude_binary=claude_binary)
+        return Agents(room, claude_binary=claude_binary, codex_binary=codex_binary)
 
     def scripted_agent(self, room: Any, binary: Path, *, env: dict[str, str], retry_delays_s: tuple[float, ...]) -> AgentPort:
         """Return an agent whose CLI is the executable `binary`, in exactly this environment."""
@@ -99,9 +100,9 @@ class Engine:
 class Agents:
     """Makes the agents that tasks ask for, each once. Any thread; making one may block for as long as the binary takes to answer."""
 
-    def __init__(self, room: Any, *, claude_binary: Path | None = None) -> None:
+    def __init__(self, room: Any, *, claude_binary: Path | None = None, codex_binary: Path | None = None) -> None:
         self._room = room
-        self._claude_binary = claude_binary
+        self._binaries = {"claude": claude_binary, "codex": codex_binary}
         self._made: dict[AgentSettings, AgentPort] = {}
         self._lock = threading.Lock()
 
@@ -121,8 +122,9 @@ class Agents:
             "model": settings.model,
         }
         agent: AgentPort
-        if self._claude_binary is not None:  # a ready transport has its own environment
-            agent = self._room.agent(ClaudeStreamTransport(binary=self._claude_binary, env=env), **options)
+        binary = self._binaries.get(settings.provider)
+        if binary is not None:  # a ready transport has its own environment
+            agent = self._room.agent(PROVIDERS[settings.provider](binary=binary, env=env), **options)
         else:
             agent = self._room.agent(settings.provider, env=env, **options)
         return agent

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-PROVIDERS = ("claude",)  # the ones with a transport in this release
+PROVIDERS = ("claude", "codex")
 PERMISSIONS = ("bypass", "workspace-write")
 APPROVALS = ("deny", "fail-turn")
 

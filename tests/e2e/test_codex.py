@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -301,3 +304,18 @@ def test_an_unknown_model_is_passed_on(codex_stage: CodexStage) -> None:
         assert running.join().result.text == "hi"
     assert stage.server.requests[0]["model"] == "no-such-model"
     assert running.saw(AssistantText)
+
+
+def test_the_command_runs_tasks_on_codex(codex_stage: CodexStage) -> None:
+    stage = codex_stage
+    tasks = "".join(
+        f'[[task]]\nid = "t{number}"\nprompt = "BASH echo {number} > made-{number}\\nSAY done-{number}"\n' for number in range(3)
+    )
+    (stage.cwd / "tasks.toml").write_text('[defaults]\npermissions = "bypass"\nprovider = "codex"\n' + tasks)
+    argv = [sys.executable, "-m", "greenroom", "run", "tasks.toml", "--out", "out.jsonl", "--codex-binary", str(stage.binary)]
+    env = {**stage.env, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(argv, cwd=stage.cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, (ended.stdout, ended.stderr)
+    records = [json.loads(line) for line in (stage.cwd / "out.jsonl").read_text().splitlines()]
+    assert sorted(record["text"] for record in records) == ["done-0", "done-1", "done-2"]
+    assert {path.name for path in stage.cwd.glob("made-*")} == {"made-0", "made-1", "made-2"}

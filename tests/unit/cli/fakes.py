@@ -196,5 +196,5 @@ class FakeEngine:
         self.opened.append(max_starting)
         return self.room
 
-    def agents(self, room, *, claude_binary):
+    def agents(self, room, *, claude_binary, codex_binary=None):
         return room.agents

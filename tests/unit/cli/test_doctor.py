@@ -37,7 +37,7 @@ def named(checks, name):
 
 
 def test_a_machine_that_is_ready(tmp_path):
-    checks = examine(here(tmp_path))
+    checks = examine(here(tmp_path), provider="claude")
     assert {check.status for check in checks} == {Status.OK}
     assert exit_status(checks) == 0
     assert named(checks, "claude").detail == "/opt/claude"
@@ -103,3 +103,53 @@ def test_lines_name_the_check_and_its_hint(tmp_path):
     lines = list(as_lines(examine(here(tmp_path, env={}))))
     at = lines.index(f"fail  credential: none in the environment or in {tmp_path}/.claude")
     assert lines[at + 1].startswith("      hint: run `claude` once")
+
+
+# --- Codex
+
+
+def codex_here(tmp_path, *, config=None, login=None, **changes):
+    (tmp_path / ".codex").mkdir()
+    if config is not None:
+        (tmp_path / ".codex" / "config.toml").write_text(config)
+    if login is not None:
+        (tmp_path / ".codex" / "auth.json").write_text(json.dumps(login))
+    fine = {"find_codex": lambda wanted: str(wanted or "/opt/codex"), "codex_version_of": lambda binary: "0.171.0"}
+    return here(tmp_path, **{**fine, **changes})
+
+
+OWN = 'model_provider = "own"\n[model_providers.own]\nname = "own"\n'
+CODEX_CASES = {
+    "a login": ({"login": {"tokens": {"access_token": "secret-token"}}}, "codex credential", "ok", "the login in"),
+    "a key": ({"login": {"auth_mode": "apikey", "OPENAI_API_KEY": "secret-key"}}, "codex credential", "ok", "the API key in"),
+    "nothing": ({}, "codex credential", "warn", "none in"),
+    "a variable that is not looked at": (
+        {"env": {"OPENAI_API_KEY": "secret-key"}},
+        "codex credential",
+        "warn",
+        "not used by the app-server",
+    ),
+    "a provider's variable": ({"config": OWN + 'env_key = "OWN"\n', "env": {"OWN": "secret-key"}}, "codex credential", "ok", "OWN is used"),
+    "a provider's variable that is not set": ({"config": OWN + 'env_key = "OWN"\n'}, "codex credential", "fail", "OWN, which is not set"),
+    "a provider without one": ({"config": OWN}, "codex credential", "ok", "needs none"),
+    "a broken file": ({"config": "no toml ["}, "codex credential", "fail", "config.toml"),
+    "a file of odd shape": ({"config": "model_provider = 3\nmodel_providers = 4\n", "login": [1]}, "codex credential", "warn", "none in"),
+    "no home": ({"env": {"CODEX_HOME": "/nowhere/at/all"}}, "codex home", "fail", "does not exist"),
+    "no binary": ({"find_codex": raising(CliNotFoundError("codex", hint="get it"))}, "codex", "fail", "not found on PATH"),
+    "too old": ({"codex_version_of": raising(CliCheckError("/c", "found 0.1.0"))}, "codex version", "fail", "found 0.1.0"),
+}
+
+
+@pytest.mark.parametrize("case", CODEX_CASES)
+def test_codex(tmp_path, case):
+    changes, name, status, detail = CODEX_CASES[case]
+    place = codex_here(tmp_path, **changes)
+    checks = examine(place, provider="codex")
+    check = named(checks, name)
+    assert (check.status.value, detail in check.detail) == (status, True), check
+    assert exit_status(checks) == (status == "fail")
+    assert named(checks, "claude") is None
+    assert "secret" not in as_json(checks)
+    # Beside Claude, what Codex lacks is a warning; of one's own provider alone nothing is said of the other.
+    assert named(examine(place), name).status.value == ("warn" if status == "fail" else status)
+    assert named(examine(place, provider="claude"), "codex") is None

@@ -45,3 +45,13 @@ def test_one_agent_serves_all_directories_and_only_its_own_settings(change, agen
     make = Agents(room)
     assert (make(PLAIN) is make(attrs.evolve(PLAIN, **change))) == (agents == 1)
     assert len(room.made) == agents
+
+
+def test_each_provider_has_its_own_binary(monkeypatch):
+    room = Room()
+    make = Agents(room, claude_binary=Path("/c"), codex_binary=Path("/x"))
+    make(PLAIN)
+    make(attrs.evolve(PLAIN, provider="codex"))
+    assert [transport.profile.name for transport, _ in room.made] == ["claude", "codex"]
+    Agents(room)(attrs.evolve(PLAIN, provider="codex"))
+    assert room.made[-1][0] == "codex"
