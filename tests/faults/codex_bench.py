@@ -26,6 +26,13 @@ def binary() -> pathlib.Path:
     return path
 
 
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class One:
     """A session and what its caller has heard."""
 
@@ -115,7 +122,7 @@ class CodexBench:
     def pids(self):
         """The servers that live, oldest first."""
         started = [record["pid"] for record in self.starts]
-        return [pid for pid in started if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+        return [pid for pid in started if _lives(pid)]
 
     def requests(self, method=None):
         return [row for row in codex_requests(self.state) if method in (None, row["method"])]
