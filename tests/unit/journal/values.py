@@ -98,6 +98,14 @@ _PLAIN = {
     abc.Hashable: HASHABLE,
     RestartPolicy: st.builds(RestartPolicy, max_restarts=st.integers(0, 9), delays=st.lists(st.floats(0, 9), max_size=3)),
 }
+# Fields that their class checks.
+_WORDS = st.text(st.characters(exclude_characters="\0=", exclude_categories=()), min_size=1)
+_CHECKED = {
+    TurnRequest: {
+        "timeout": st.none() | st.floats(0, exclude_min=True),
+        "env": st.none() | st.dictionaries(_WORDS, _WORDS, max_size=3),
+    }
+}
 
 
 def values_of(hint):
@@ -131,8 +139,8 @@ def instances(cls):
     hints.pop("return", None)
     if attrs.has(cls):
         resolved = typing.get_type_hints(cls)
-        hints = {field.alias: resolved[field.name] for field in attrs.fields(cls) if field.init}
-    made = st.builds(cls, **{name: values_of(hint) for name, hint in hints.items()})
+        hints = {field.alias: resolved[field.name] for field in attrs.fields(cls) if field.init and field.name not in _CHECKED.get(cls, {})}
+    made = st.builds(cls, **{name: values_of(hint) for name, hint in hints.items()}, **_CHECKED.get(cls, {}))
     return st.builds(_caused, made, st.none() | TEXT) if issubclass(cls, BaseException) else made
 
 
