@@ -21,6 +21,7 @@ import attrs
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
@@ -35,6 +36,7 @@ from greenroom.errors import (
 )
 from greenroom.events import AgentEvent, EventCallback, EventHandler, SessionEvent
 from greenroom.ids import IdAllocator, new_nonce
+from greenroom.journal import STANDARD
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -160,8 +162,9 @@ class Agent:
         if checkpoint is None and checkpoints is not None and checkpoint_key is not None:
             checkpoint = checkpoints.load(checkpoint_key)
         ids, clock = self._ids or room.ids, self._clock or room.clock
+        session_id = ids.new_id("session")
         core = SessionCore(
-            session_id=ids.new_id("session"),
+            session_id=session_id,
             transport=self.transport,
             spec=spec,
             settings=self._settings(clock, idle_release_after, checkpointing=checkpoints is not None),
@@ -169,6 +172,7 @@ class Agent:
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
+            ledger=Ledger(session_id=session_id) if room.durable else None,
             log=self._log or room.log,
         )
         return Session(core, room, clock=clock, ids=ids)
@@ -213,7 +217,7 @@ class TurnTicket:
             raise SessionStateError(f"turn {self.turn_id!r} runs in the parent process; its outcome cannot be seen after a fork")
         if not self._core.cell.wait(timeout, self._clock):
             raise WaitTimeoutError(self.turn_id, timeout or 0.0)
-        return self._core.cell.get()
+        return self._core.outcome()
 
     @property
     def ended(self) -> bool:
@@ -303,7 +307,9 @@ class Session:
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
             flags = transport.flags(self._core.spec, request)
-        core = TicketCore(self._ids.new_id("turn"), self.id)
+        request_hash = STANDARD.fingerprint(request) if self._room.durable else ""
+        turn_id = self._ids.new_id("turn")
+        core = TicketCore(turn_id, self.id, on_told=self._room.teller(turn_id))
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=core.turn_id,
@@ -314,6 +320,7 @@ class Session:
             pin=pin,
             ticket=core,
             reply_to=reply,
+            request_hash=request_hash,
         )
         tell(self._ref, message)
         reply.wait(None, self._clock)
@@ -338,7 +345,7 @@ class Session:
             self._start(ticket, None)
             if not ticket._core.cell.wait(wait, self._clock):  # noqa: SLF001
                 raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
-            return ticket._core.cell.get()  # noqa: SLF001
+            return ticket._core.outcome()  # noqa: SLF001
         inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         sink = Sink(inbox.put, self._credit(ticket.turn_id))
         self._start(ticket, sink)
@@ -348,7 +355,7 @@ class Session:
             self._detach(ticket, sink)
             raise
         ticket._core.cell.wait(None, self._clock)  # noqa: SLF001
-        return ticket._core.cell.get()  # noqa: SLF001
+        return ticket._core.outcome()  # noqa: SLF001
 
     def _listen(
         self, ticket: TurnTicket, inbox: queue.SimpleQueue[Batch | None], sink: Sink, callback: EventCallback, wait: float | None
@@ -590,10 +597,10 @@ class TurnStream(AsyncIterator[SessionEvent]):
         if not self._ended:
             self.detach()
         done: asyncio.Future[None] = self._loop.create_future()
-        cell = self._ticket._core.cell  # noqa: SLF001
-        cell.when_settled(_waker(self._loop, done))
+        core = self._ticket._core  # noqa: SLF001
+        core.cell.when_settled(_waker(self._loop, done))
         await done
-        return cell.get()
+        return core.outcome()
 
     def detach(self) -> None:
         """Listen no more; the turn goes on. Idempotent."""

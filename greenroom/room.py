@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,16 +18,23 @@ import pykka
 
 from greenroom.actors import engine as engines
 from greenroom.actors import messages as m
+from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
+from greenroom.actors.orphans import end_orphans
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import SessionActor, SessionCore
+from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
 from greenroom.clock import Clock, SystemClock
-from greenroom.errors import ProviderCapabilityError, SessionStateError
+from greenroom.errors import SessionStateError
 from greenroom.ids import IdAllocator, RandomIds
+from greenroom.journal import Journal, Recovery
+from greenroom.journal.files import Sync
+from greenroom.journal.records import TicketReported
+from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
 
 logger = logging.getLogger("greenroom")
@@ -41,20 +49,23 @@ class Greenroom:
     `max_starting`: how many processes may be between their start and their handshake at once; `max_live`: how many may be alive (None:
     no limit), idle ones are released when another session waits. `clock` and `ids` are ports for tests. `log` is the logger to use.
     Any thread. Raises SessionStateError once it is closed, and in a forked child.
+
+    With `state_dir` everything that happens is journalled there, and survives the death of this program (`sync="process"`) or a power
+    cut (`sync="full"`). Opening it ends what a dead program left running there (at most 5 s), and resends nothing: `recovered()` lists
+    what was not finished. Raises StateDirError for a directory that cannot be used.
     """
 
     def __init__(
         self,
         *,
         state_dir: Path | str | None = None,
+        sync: Sync = "process",
         max_live: int | None = None,
         max_starting: int = 8,
         clock: Clock | None = None,
         ids: IdAllocator | None = None,
         log: logging.Logger | None = None,
     ) -> None:
-        if state_dir is not None:
-            raise ProviderCapabilityError("state_dir is not supported by this version: nothing is journalled yet")
         for name, value in (("max_starting", max_starting), ("max_live", max_live)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -65,12 +76,36 @@ class Greenroom:
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._closed = False
-        self._engine = engines.acquire()
         self.id = self.ids.new_id("room")
+        self._keeper: Keeper | None = None
+        self._births: Births | None = None
+        self.orphans: tuple[int, ...] = ()
+        if state_dir is not None:
+            self._open_journal(state_dir, sync)
+        self._engine = engines.acquire()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
-            self._engine.loop, executor=LocalExecutor(), room_id=self.id, max_starting=max_starting, max_live=max_live
+            self._engine.loop,
+            executor=LocalExecutor(),
+            room_id=self.id,
+            max_starting=max_starting,
+            max_live=max_live,
+            births=self._births,
         )
         _rooms.add(self)
+
+    def _open_journal(self, state_dir: Path | str, sync: Sync) -> None:
+        """Open the journal, and end what a dead host left running, before anything of ours runs."""
+        journal = Journal.open(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
+        try:
+            left = Recovery(journal).processes()
+            self.orphans = end_orphans(left)
+        except BaseException:
+            journal.close()
+            raise
+        self._keeper = Keeper(journal)
+        self._births = Births(self.id, self._keeper.put)
+        self._births.open()
+        self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))
 
     def agent(self, provider: Any, **options: Any) -> Agent:
         """Return an agent of this room; the options are those of `Agent`."""
@@ -100,8 +135,16 @@ class Greenroom:
             session._core.closed.wait(deadline_s, SystemClock())  # noqa: SLF001
         if first:
             _rooms.discard(self)
+            self._close_journal(in_order=reply.settled)
             engines.release(self._engine)
         return reply.get() if reply.settled else tuple(session.id for session in self.sessions())
+
+    def _close_journal(self, *, in_order: bool) -> None:
+        if self._keeper is None or self._births is None:
+            return
+        if in_order:
+            self._births.close()
+        self._keeper.close()
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +153,16 @@ class Greenroom:
         self.close()
 
     # --- for Agent
+
+    @property
+    def durable(self) -> bool:
+        """Whether what happens is journalled."""
+        return self._keeper is not None
+
+    def teller(self, turn_id: str) -> Callable[[], None] | None:
+        """Return what notes that a caller has the outcome of the turn."""
+        keeper = self._keeper
+        return None if keeper is None else lambda: keeper.put(TicketReported(turn_id=turn_id))
 
     def _pid_is_ours(self) -> bool:
         return self._pid == os.getpid()
@@ -140,6 +193,7 @@ class Greenroom:
             supervisor=self._supervisor,
             store=self._engine.store,
             observer=self._engine.observer,
+            journal=self._keeper.ref if self._keeper is not None else None,
         )
 
 

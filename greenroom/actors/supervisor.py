@@ -17,6 +17,7 @@ import attrs
 import pykka
 
 from greenroom.actors import messages as m
+from greenroom.actors.births import Births
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.conversation import ConversationActor
@@ -27,7 +28,7 @@ from greenroom.actors.process_owner import launch_job
 from greenroom.actors.runtime import ActorDown, LoopActor, tell
 from greenroom.actors.undertaker import ProveDead, ProvenDead, UndertakerActor
 from greenroom.actors.worker import WorkerConversationActor
-from greenroom.transports.base import Executor, SharedTransport, StreamTransport
+from greenroom.transports.base import Executor, Process, SharedTransport, StreamTransport
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
 
@@ -60,8 +61,18 @@ class SupervisorActor(LoopActor):
 
     dispatcher: Dispatcher
 
-    def __init__(self, dispatcher: Dispatcher, *, executor: Executor, room_id: str, max_starting: int, max_live: int | None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        executor: Executor,
+        room_id: str,
+        max_starting: int,
+        max_live: int | None,
+        births: Births | None = None,
+    ) -> None:
         super().__init__(dispatcher)
+        self._births = births
         self._executor = executor
         self._room_id = room_id
         self._max_starting = max_starting
@@ -172,7 +183,8 @@ class SupervisorActor(LoopActor):
             return GuestActor.start(start.dispatcher, link=link.ref, spec=start.launch, **names)
         self._alone.add(key)
         if isinstance(transport, StreamTransport):
-            job = launch_job(functools.partial(transport.launch, start.launch), transport.executor or self._executor, self.actor_ref)
+            prepare, born = functools.partial(transport.launch, start.launch), self._born(*key, start.launch.mark)
+            job = launch_job(prepare, transport.executor or self._executor, self.actor_ref, born)
             return ConversationActor.start(start.dispatcher, spec=start.launch, job=job, **names)
         return WorkerConversationActor.start(start.dispatcher, transport=transport, spec=start.launch, **names)
 
@@ -183,14 +195,16 @@ class SupervisorActor(LoopActor):
     def _new_link(self, start: m.StartConversation) -> Link:
         transport, link_id = start.transport, self._links.new_id()
         mark = make_mark(host_id(), self._room_id, link_id, 1)
-        job = launch_job(
-            functools.partial(transport.launch_link, start.launch.spec, mark), transport.executor or self._executor, self.actor_ref
-        )
+        prepare = functools.partial(transport.launch_link, start.launch.spec, mark)
+        job = launch_job(prepare, transport.executor or self._executor, self.actor_ref, self._born(link_id, 1, mark))
         ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job)
         link = Link(link_id=link_id, key=_link_key(start), ref=ref, max_guests=getattr(transport, "max_conversations", 32))
         self._links.add(link)
         self._starting.add(link_id)
         return link
+
+    def _born(self, owner_id: str, incarnation: int, mark: str) -> Callable[[Process], None] | None:
+        return None if self._births is None else functools.partial(self._births.enter, owner_id, incarnation, mark)
 
     def _withdraw(self, message: m.WithdrawStart) -> None:
         """Take the start out of the queue, or end what it has become."""
@@ -234,10 +248,16 @@ class SupervisorActor(LoopActor):
     def _proven(self, token: Any) -> None:
         if isinstance(token, str):
             self._links.remove(token)
+            self._buried(token, 1)
         else:
             self._conversation_proven(*token)
+            self._buried(*token)
         self._finish_room()
         self._grant()
+
+    def _buried(self, owner_id: str, incarnation: int) -> None:
+        if self._births is not None:
+            self._births.strike(make_mark(host_id(), self._room_id, owner_id, incarnation))
 
     def _conversation_proven(self, session_id: str, incarnation: int) -> None:
         self._alone.discard((session_id, incarnation))

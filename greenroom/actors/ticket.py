@@ -143,9 +143,10 @@ class TicketState(enum.Enum):
 class TicketCore:
     """The shared half of a ticket."""
 
-    __slots__ = ("_lock", "cell", "session_id", "sink", "state", "turn_id")
+    __slots__ = ("_lock", "_on_told", "cell", "session_id", "sink", "state", "turn_id")
 
-    def __init__(self, turn_id: str, session_id: str = "") -> None:
+    def __init__(self, turn_id: str, session_id: str = "", on_told: Callable[[], None] | None = None) -> None:
+        self._on_told = on_told
         self.turn_id = turn_id
         self.session_id = session_id
         self.cell: Cell[Turn] = Cell()
@@ -170,6 +171,14 @@ class TicketCore:
                 return False
             self.state = TicketState.CANCELLED
             return True
+
+    def outcome(self) -> Turn:
+        """Return or raise the outcome, to a caller; the first time, `on_told` is called."""
+        with self._lock:
+            on_told, self._on_told = self._on_told, None
+        if on_told is not None and self.state is TicketState.BEGUN:
+            on_told()
+        return self.cell.get()
 
     def finish(self, turn: Turn) -> None:
         """End it well. Events first: whoever sees the outcome has been handed every event."""

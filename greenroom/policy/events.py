@@ -107,6 +107,7 @@ class Failed(Event):
     long, a forced interrupt), so it says nothing against the conversation.
     `killed`: its process is being ended by us (an ignored interrupt after a timeout, a start that never answered): Died(expected)
     follows. A start that failed and was not killed is over, as far as the policy is concerned.
+    `sent`: False when nothing of the attempt was given to the provider (it could not be recorded first).
     """
 
     turn_id: str | None
@@ -118,6 +119,7 @@ class Failed(Event):
     nudgeable: bool = False
     keeps_conversation: bool = False
     killed: bool = False
+    sent: bool = True
 
 
 @attrs.frozen(kw_only=True)
