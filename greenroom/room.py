@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import attrs
 import pykka
 
 from greenroom.actors import engine as engines
@@ -22,18 +23,22 @@ from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
+from greenroom.actors.ledger import Ledger
 from greenroom.actors.orphans import end_orphans
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import SessionActor, SessionCore
+from greenroom.actors.session import Past, SessionActor, SessionCore
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
 from greenroom.clock import Clock, SystemClock
-from greenroom.errors import SessionStateError
+from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
 from greenroom.ids import IdAllocator, RandomIds
 from greenroom.journal import Journal, Recovery
 from greenroom.journal.files import Sync
-from greenroom.journal.records import TicketReported
+from greenroom.journal.records import SessionOpened, Spent, TicketDecided, TicketReported
+from greenroom.model import Checkpoint
+from greenroom.policy.session import replay
+from greenroom.recovered import Recovered, recovered
 from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
 
@@ -79,6 +84,7 @@ class Greenroom:
         self.id = self.ids.new_id("room")
         self._keeper: Keeper | None = None
         self._births: Births | None = None
+        self._recovered: dict[str, Recovered] = {}
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
             self._open_journal(state_dir, sync)
@@ -97,11 +103,14 @@ class Greenroom:
         """Open the journal, and end what a dead host left running, before anything of ours runs."""
         journal = Journal.open(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
         try:
-            left = Recovery(journal).processes()
+            recovery = Recovery(journal)
+            left = recovery.processes()
             self.orphans = end_orphans(left)
+            found = recovered(self, recovery.unfinished(), recovery.sessions())
         except BaseException:
             journal.close()
             raise
+        self._recovered = {one.turn_id: one for one in found}
         self._keeper = Keeper(journal)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
@@ -115,6 +124,14 @@ class Greenroom:
         """The sessions that are not closed, oldest first."""
         with self._lock:
             return tuple(session for session in self._sessions.values() if not session.closed)
+
+    def recovered(self) -> tuple[Recovered, ...]:
+        """The turns that a dead program left without an outcome in its callers' hands, oldest first, as far as nothing was decided yet.
+
+        Empty without a `state_dir`. Opening again without having decided gives the same.
+        """
+        with self._lock:
+            return tuple(self._recovered.values())
 
     def close(self, deadline_s: float = 10.0) -> tuple[str, ...]:
         """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
@@ -159,10 +176,66 @@ class Greenroom:
         """Whether what happens is journalled."""
         return self._keeper is not None
 
-    def teller(self, turn_id: str) -> Callable[[], None] | None:
+    def _teller(self, turn_id: str) -> Callable[[], None] | None:
         """Return what notes that a caller has the outcome of the turn."""
         keeper = self._keeper
         return None if keeper is None else lambda: keeper.put(TicketReported(turn_id=turn_id))
+
+    def _consult(self, question: str, *names: str) -> Any:
+        """Ask the journal; None without one."""
+        return None if self._keeper is None else self._keeper.consult(question, *names)
+
+    def _put_durably(self, record: TicketDecided, what: str) -> None:
+        """Record a decision; return when it is durable. Raises StoreUnavailableError."""
+        if self._keeper is None:
+            return
+        self._keeper.put(record)
+        found = self._keeper.consult("ticket", record.turn_id)
+        if found is None or found.decision is not record.decision:
+            raise StoreUnavailableError(what, "the journal is not well", hint="see to the disk under the state directory; then try again")
+
+    def _is_open(self, turn_id: str) -> bool:
+        with self._lock:
+            return turn_id in self._recovered
+
+    def _decided(self, turn_id: str) -> None:
+        with self._lock:
+            self._recovered.pop(turn_id, None)
+
+    def _living(self, session_id: str) -> Session | None:
+        with self._lock:
+            session = self._sessions.get(session_id)
+        return None if session is None or session.closed else session
+
+    def _find_session(self, session_id: str) -> FoundSession | None:
+        """Look the session up in the journal. Raises SessionStateError when it lives."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+        if session is not None and not session._core.closed.settled:  # noqa: SLF001
+            raise SessionStateError(f"session {session_id!r} is open already")
+        found = self._consult("session", session_id)
+        if found is None:
+            return None
+        inputs, events = self._consult("progress", session_id)
+        checkpoint = Checkpoint(found.last_conversation_id) if found.last_conversation_id is not None else None
+        return FoundSession(
+            opened=found.opened,
+            past=self._past(found.opened),
+            checkpoint=checkpoint,
+            ledger=Ledger(session_id=session_id, inputs=inputs, events=events),
+            spent=self._consult("spent", session_id),
+        )
+
+    def _past(self, opened: SessionOpened) -> Past | None:
+        """Replay what is on record; None: it was forgotten, or cannot be read, and only the last conversation is known."""
+        try:
+            inputs = self._consult("inputs", opened.session_id)
+        except JournalError as error:
+            self.log.warning("session %s goes on from its last conversation alone: %s", opened.session_id, error)
+            return None
+        if inputs is None:
+            return None
+        return Past(state=replay(opened.settings, inputs), settings=opened.settings)
 
     def _pid_is_ours(self) -> bool:
         return self._pid == os.getpid()
@@ -181,6 +254,9 @@ class Greenroom:
         """Start the session's actor."""
         with self._lock:
             self._check()
+            known = self._sessions.get(core.session_id)
+            if known is not None and not known._core.closed.settled:  # noqa: SLF001
+                raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
             self._sessions[core.session_id] = session
@@ -195,6 +271,17 @@ class Greenroom:
             observer=self._engine.observer,
             journal=self._keeper.ref if self._keeper is not None else None,
         )
+
+
+@attrs.frozen(kw_only=True)
+class FoundSession:
+    """A session on record. `past` is None when it cannot be replayed; then `checkpoint` is what it goes on from."""
+
+    opened: SessionOpened
+    past: Past | None
+    checkpoint: Checkpoint | None
+    ledger: Ledger
+    spent: Spent | None
 
 
 _rooms: weakref.WeakSet[Greenroom] = weakref.WeakSet()

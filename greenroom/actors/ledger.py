@@ -27,10 +27,11 @@ _NOT_RUN = (SessionStateError, StoreUnavailableError)
 
 @attrs.define(kw_only=True)
 class Ledger:
-    """The numbers that run on through a session's life, over restarts of the host. `inputs`: how many were recorded."""
+    """The numbers that run on through a session's life, over restarts of the host: how many inputs and events were recorded."""
 
     session_id: str
     inputs: int = 0
+    events: int = 0
     _taken: tuple[str, int] | None = None
 
     def step(
@@ -50,7 +51,7 @@ class Ledger:
             match command:
                 case c.Grant():
                     yield from _superseded(command, before)
-                    yield self._granted(command, prepares[command.turn_id])
+                    yield from self._granted(command, prepares[command.turn_id])
                 case c.Execute():
                     yield _sent(command, after)
                 case c.Finish():
@@ -60,8 +61,10 @@ class Ledger:
                 case _:
                     pass  # follows from the input
 
-    def _granted(self, command: c.Grant, message: m.PrepareTurn) -> r.TicketPrepared:
-        return r.TicketPrepared(
+    def _granted(self, command: c.Grant, message: m.PrepareTurn) -> Iterator[r.Record]:
+        if message.replaces is not None:
+            yield r.TicketDecided(turn_id=message.replaces, decision=r.Decision.RUN_AGAIN)
+        yield r.TicketPrepared(
             turn_id=command.turn_id,
             session_id=self.session_id,
             nonce=message.nonce,

@@ -14,9 +14,10 @@ from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
 from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, StoreFailedError, TransportDiedError
-from greenroom.events import AgentEvent
+from greenroom.events import AgentEvent, ToolCall
 from greenroom.journal.records import Record as JournalRecord
 from greenroom.model import Checkpoint, ProviderUsage, StoreFault, TurnRequest, TurnResult
+from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
@@ -37,8 +38,21 @@ def _journal_closed() -> StoreFailedError:
 
 
 @attrs.frozen(kw_only=True)
+class Sent:
+    """The attempt that a dead host sent last, and the tool calls that were seen in the turn."""
+
+    attempt: int
+    how: How
+    calls: tuple[ToolCall, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
 class PrepareTurn(Message):
-    """Reserve a turn. Answered with the expected conversation id, or a refusal. `key`, `request_hash`: for the journal."""
+    """Reserve a turn. Answered with the expected conversation id, or a refusal.
+
+    For the journal: the caller's `key` and `request_hash`, and the ticket of a dead host that this one `replaces`. `sent`: the ticket is
+    itself one of a dead host, and this is how far that one got with it.
+    """
 
     turn_id: str
     nonce: str
@@ -50,6 +64,8 @@ class PrepareTurn(Message):
     reply_to: Cell[str | None]
     key: str | None = None
     request_hash: str = ""
+    sent: Sent | None = None
+    replaces: str | None = None
 
     def refuse(self) -> None:
         """Answer that the session is closed."""

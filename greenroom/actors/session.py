@@ -34,6 +34,7 @@ from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, StoreFa
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
+from greenroom.policy.wire_ids import receipt
 from greenroom.transports.base import Attempt, Flags, LaunchSpec
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
@@ -45,6 +46,14 @@ CALLS_KEPT = 64
 NO_FLAGS = Flags(key=None)
 
 Ref = pykka.ActorRef[Any]
+
+
+@attrs.frozen(kw_only=True)
+class Past:
+    """What a journalled session was when its host died: its state, and the settings with which it first began."""
+
+    state: State
+    settings: Settings
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -60,9 +69,11 @@ class SessionCore:
     store_key: str | None = None
     handlers: tuple[Any, ...] = ()
     ledger: Ledger | None = None
+    past: Past | None = None
     room_id: str = ""
     log: logging.Logger = logger
     view: SessionView = attrs.field(init=False)
+    resumes: str | None = attrs.field(init=False)
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
@@ -70,8 +81,20 @@ class SessionCore:
 
     def __attrs_post_init__(self) -> None:
         # As the actor's own first step will have it: what the session resumes is known before the loop gets there.
-        state, _ = step(initial(self.settings), e.Start(now_s=0.0, checkpoint=self.checkpoint))
+        state, _ = step(self.origin, self.beginning(0.0))
         self.view = public_snapshot(state)
+        self.resumes = state.resumable_id
+
+    @property
+    def origin(self) -> State:
+        """The state in which the session begins: nothing has happened, or all that did before the host died."""
+        return self.past.state if self.past is not None else initial(self.settings)
+
+    def beginning(self, now_s: float) -> e.SessionInput:
+        """Return the first input."""
+        if self.past is not None:
+            return e.Reopened(now_s=now_s, settings=self.settings)
+        return e.Start(now_s=now_s, checkpoint=self.checkpoint)
 
     def claim_key(self, conversation_id: str) -> Key:
         """The key under which a conversation of this session's provider is claimed."""
@@ -101,7 +124,7 @@ class SessionActor(LoopActor):
         self._supervisor = supervisor
         self._store = store
         self._observer = observer
-        self._state: State = initial(core.settings)
+        self._state: State = core.origin
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
@@ -117,7 +140,7 @@ class SessionActor(LoopActor):
         self._held_deadline: tuple[str, int] | None = None
         self._deadline_timer: TimerHandle | None = None
         self._waits: dict[int, TimerHandle] = {}
-        self._sequence = 0
+        self._sequence = core.ledger.events if core.ledger is not None else 0
         self._interrupt_told: str | None = None
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
@@ -127,7 +150,7 @@ class SessionActor(LoopActor):
         """Begin the policy with what was stored."""
         tell(self._supervisor, m.SessionBegan(session_id=self._core.session_id, session=self.actor_ref))
         self._record_opening()
-        self._advance(e.Start(now_s=self._now_s(), checkpoint=self._core.checkpoint))
+        self._advance(self._core.beginning(self._now_s()))
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912, PLR0915 - one line a case
         """Turn each message into an input of the policy, or pass it on."""
@@ -267,8 +290,12 @@ class SessionActor(LoopActor):
                 request=message.request,
                 expect_conversation=message.expect_conversation,
                 pin=message.pin,
+                sent_attempt=message.sent.attempt if message.sent is not None else 0,
+                sent_how=message.sent.how if message.sent is not None else c.How.PROMPT,
             )
         )
+        if self._prepares.pop(message.turn_id, None) is not None:
+            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
 
     def _grant(self, command: c.Grant) -> None:
         if command.superseded is not None:
@@ -311,8 +338,12 @@ class SessionActor(LoopActor):
         if message.turn_id not in self._tickets:
             message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} is not the session's most recent ticket"))
             return
+        prepared = self._requests[message.turn_id]
         self._calls.clear()
-        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._requests[message.turn_id].flags))
+        if prepared.sent is not None:
+            self._receipt = receipt(prepared.nonce, prepared.sent.attempt)
+            self._calls.extend(prepared.sent.calls)
+        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=prepared.flags))
 
     def _settle(self, turn_id: str, ending: Callable[[TicketCore], None]) -> None:
         """End the ticket, once what was written for it is confirmed: who has the outcome finds the checkpoint and the record."""
@@ -661,7 +692,7 @@ class SessionActor(LoopActor):
             provider=profile.name,
             state_home=str(getattr(core.transport, "state_home", "")),
             spec=core.spec,
-            settings=core.settings,
+            settings=core.past.settings if core.past is not None else core.settings,
             at_s=self.dispatcher.clock.wall(),
             checkpoint_key=core.store_key,
         )

@@ -6,6 +6,7 @@ import pytest
 
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
+from greenroom.actors.claims import CLAIMS
 from greenroom.actors.dispatcher import ManualDispatcher
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import LoopActor, tell
@@ -138,6 +139,7 @@ class Rig:
             actor.actor_ref.stop(block=False)
         self.idle()
         self.dispatcher.stop()
+        CLAIMS.drop("s-1")
 
 
 @pytest.fixture
