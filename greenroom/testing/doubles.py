@@ -269,7 +269,7 @@ class FakeTransport:
 
     An outcome is a `FakeTurn` or an error to raise (`turn_failed`, `resume_refused`, `turn_timeout`, `turn_died`); without `outcomes`
     every turn answers `echo: <prompt>`. `opens` does the same for `open`: an error to raise, or None. `steerable` conversations take
-    text; `retries_in_place` gives them `retry(emit)`. What happened is in `specs`, `conversations`, `requests`, `steers`, `retries`.
+    text; `retries_in_place` gives them `retry(emit)`; with the same `state_home` two of them are one provider. What happened is in `specs`, `conversations`, `requests`, `steers`, `retries`.
     """
 
     def __init__(
@@ -280,13 +280,15 @@ class FakeTransport:
         profile: ProviderProfile | None = None,
         steerable: bool = False,
         retries_in_place: bool = False,
+        state_home: str | None = None,
     ) -> None:
         self.specs: list[ConversationSpec] = []
         self.conversations: list[FakeConversation] = []
         self.requests: list[TurnRequest] = []
         self.steers: list[str] = []
         self.retries = 0
-        self.state_home = f"fake-{next(_homes)}"  # its conversations are not those of another one, though their ids are the same
+        # Its conversations are not those of another one, though their ids are the same; unless it is to stand for the same provider.
+        self.state_home = state_home or f"fake-{next(_homes)}"
         self._lock = threading.Lock()
         self._outcomes = None if outcomes is None else list(outcomes)
         self._opens = list(opens)

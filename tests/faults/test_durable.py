@@ -291,7 +291,7 @@ def room(request, tmp_path):
 
 
 def fake(room, tmp_path, *outcomes, **options):
-    transport = FakeTransport(outcomes or None)
+    transport = FakeTransport(outcomes or None, state_home="home")
     session = room.agent(transport, **OPTIONS, retry=RetryPolicy(delays=(0.01,))).session(tmp_path, **options)
     session.transport = transport
     return session
