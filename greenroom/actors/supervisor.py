@@ -231,7 +231,7 @@ class SupervisorActor(LoopActor):
         job = launch_job(
             functools.partial(transport.launch_link, start.launch.spec, mark), transport.executor or self._executor, self.actor_ref
         )
-        ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job)
+        ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job, prepare=transport.prepare)
         link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=getattr(transport, "max_conversations", 32))
         self._links.add(link)
         self._starting.add(link_id)
