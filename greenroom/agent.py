@@ -21,6 +21,7 @@ import attrs
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
@@ -35,6 +36,8 @@ from greenroom.errors import (
 )
 from greenroom.events import AgentEvent, EventCallback, EventHandler, SessionEvent
 from greenroom.ids import IdAllocator, new_nonce
+from greenroom.journal import STANDARD, RecoveredTicket, Verdict
+from greenroom.keys import Keyed, Keys, check_same
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -46,6 +49,7 @@ from greenroom.model import (
     Turn,
     TurnRequest,
 )
+from greenroom.policy.commands import How
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.session import Settings
@@ -53,7 +57,7 @@ from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
 
 if TYPE_CHECKING:
-    from greenroom.room import Greenroom
+    from greenroom.room import FoundSession, Greenroom
     from greenroom.transports.checkpoints import CheckpointStore
 
 
@@ -132,15 +136,20 @@ class Agent:
         idle_release_after: float | None = None,
         resume_id: str | None = None,
         previous_usage: ProviderUsage | None = None,
+        session_id: str | None = None,
         skill_scope: str = "ALL",
         mcp_scope: str = "ALL",
         config_scope: str = "ALL",
     ) -> Session:
         """Begin a session in the directory `cwd`; no process is started yet. `idle_release_after` is in seconds.
 
+        `session_id` names it; in a room with a `state_dir` a session of that name that is on record goes on: in its conversation, with
+        its turns. Without a name it gets a random one.
+
         Blocks for the check of the provider's binary (once for each binary) and for `checkpoints.load`. Raises CliNotFoundError,
         CliCheckError, ProviderCapabilityError, WorkingDirectoryError; SessionStateError when another session of this process holds the
-        conversation or the room is closed; ValueError when only one of `checkpoints` and `checkpoint_key` is given, and for other
+        conversation, or has the name, or the room is closed, or the session on record is another provider's or another directory's;
+        ValueError when only one of `checkpoints` and `checkpoint_key` is given, or `resume_id` for a session on record, and for other
         arguments that cannot be meant.
         """
         if (checkpoints is None) != (checkpoint_key is None):
@@ -169,18 +178,41 @@ class Agent:
             if not isinstance(checkpoint, Checkpoint | None):
                 raise TypeError(f"checkpoints.load must return a Checkpoint or None, got {checkpoint!r}")
         ids, clock = self._ids or room.ids, self._clock or room.clock
+        settings = self._settings(clock, idle_release_after, checkpointing=checkpoints is not None)
+        found = None if session_id is None else room._find_session(session_id)
+        if found is not None:
+            self._check_same(found, spec, resume_id)
+            settings = attrs.evolve(settings, session_nonce=found.opened.nonce)
+            checkpoint = checkpoint if found.past is None and checkpoint is not None else found.checkpoint
+        session_id = session_id or ids.new_id("session")
         core = SessionCore(
-            session_id=ids.new_id("session"),
+            session_id=session_id,
             transport=self.transport,
             spec=spec,
-            settings=self._settings(clock, idle_release_after, checkpointing=checkpoints is not None),
+            settings=settings,
             checkpoint=checkpoint,
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
+            ledger=found.ledger if found is not None else (Ledger(session_id=session_id) if room.durable else None),
+            past=found.past if found is not None else None,
             log=self._log or room.log,
         )
+        if found is not None and found.spent is not None:
+            core.spent, core.booked = found.spent.usage, found.spent.booked
         return Session(core, room, clock=clock, ids=ids)
+
+    def _check_same(self, found: FoundSession, spec: ConversationSpec, resume_id: str | None) -> None:
+        """Refuse to go on with a session as something that it is not."""
+        opened, profile = found.opened, self.transport.profile
+        name = f"session {opened.session_id!r} is on record"
+        if resume_id is not None:
+            raise ValueError(f"{name}: it has a conversation, and takes no resume_id")
+        home = str(getattr(self.transport, "state_home", ""))
+        if (opened.provider, opened.state_home) != (profile.name, home):
+            raise SessionStateError(f"{name} with {opened.provider} ({opened.state_home}), not with {profile.name} ({home})")
+        if opened.spec.cwd != spec.cwd:
+            raise SessionStateError(f"{name} in {str(opened.spec.cwd)!r}, not in {str(spec.cwd)!r}")
 
     def _settings(self, clock: Clock, idle_release_after_s: float | None, *, checkpointing: bool) -> Settings:
         profile = self.transport.profile
@@ -222,7 +254,7 @@ class TurnTicket:
             raise SessionStateError(f"turn {self.turn_id!r} runs in the parent process; its outcome cannot be seen after a fork")
         if not self._core.cell.wait(timeout, self._clock):
             raise WaitTimeoutError(self.turn_id, timeout or 0.0)
-        return self._core.cell.get()
+        return self._core.outcome()
 
     @property
     def ended(self) -> bool:
@@ -241,8 +273,10 @@ class Session:
         self._lock = threading.Lock()
         self._current: TicketCore | None = None
         self._closed = False
-        if core.checkpoint is not None:
-            CLAIMS.take(core.claim_key(core.checkpoint.conversation_id), core.session_id)
+        self._key_lock = threading.Lock()
+        self._keys = Keys(durable=room.durable)
+        if core.resumes is not None:
+            CLAIMS.take(core.claim_key(core.resumes), core.session_id)
         try:
             self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))
         except BaseException:
@@ -298,36 +332,118 @@ class Session:
 
     # --- turns
 
-    def prepare_turn(self, request: TurnRequest, *, expect_conversation: str | None = None, pin: bool = False) -> TurnTicket:
+    def prepare_turn(
+        self, request: TurnRequest, *, key: str | None = None, expect_conversation: str | None = None, pin: bool = False
+    ) -> TurnTicket:
         """Reserve a turn and name it; the provider is not asked. An earlier ticket that has not run is superseded.
 
+        `key` is the caller's own name for the work: under the same key the same request is the same turn, also after a restart of the
+        program in a room with a `state_dir`. One that has ended is not run again: `run` gives its outcome. One that was sent and not
+        seen to end is taken up where it was cut.
+
         Raises ContinuityError when the session does not hold `expect_conversation`, ProviderCapabilityError for what the provider
-        cannot do, SessionStateError while a turn runs and after close.
+        cannot do, SessionStateError while a turn runs, after close, and for a key that belongs to another request;
+        StoreUnavailableError when it cannot be recorded, JournalError for a request that can never be.
         """
         self._check()
         if not isinstance(request, TurnRequest):
             raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
+        if key is None:
+            return self._prepare(request, expect_conversation=expect_conversation, pin=pin)
+        with self._key_lock:
+            return self._prepare_keyed(request, key, expect_conversation=expect_conversation, pin=pin)
+
+    def _prepare_keyed(self, request: TurnRequest, key: str, **demands: Any) -> TurnTicket:
+        request_hash = STANDARD.fingerprint(request)
+        known = self._keys.find(key, request_hash)
+        if known is None:
+            found = self._room._consult("find_key", self.id, key)
+            if found is None:
+                return self._prepare(request, key=key, **demands)
+            check_same(key, found.turn_id, found.request_hash, request_hash)
+            return self._take_up(found)
+        if known.open:
+            return known.ticket
+        if known.ran:
+            return self._ended_ticket(known.ticket.turn_id, request, known.core.cell.outcome)
+        return self._prepare(request, key=key, turn_id=known.ticket.turn_id, nonce=known.nonce, **demands)
+
+    def _take_up(self, found: RecoveredTicket) -> TurnTicket:
+        """Prepare a turn of a program that is gone, as far as that one got with it."""
+        if found.outcome is not None:
+            return self._ended_ticket(found.turn_id, found.request, found.outcome, told=found.reported)
+        if found.reported:
+            raise SessionStateError(f"turn {found.turn_id!r} has ended, but its outcome could not be recorded")
+        expected, pin = found.expected_conversation if found.strict else None, found.pinned
+        if found.attempt > 0 and found.decision is not None:
+            # That one was done with: this is another turn.
+            return self._prepare(found.request, key=found.key, expect_conversation=expected, pin=pin)
+        sent = None
+        if found.attempt > 0:
+            calls = self._room._consult("calls", self.id, found.turn_id)
+            sent = m.Sent(attempt=found.attempt, how=found.how or How.PROMPT, calls=calls)
+        return self._prepare(
+            found.request,
+            key=found.key,
+            expect_conversation=expected,
+            pin=pin,
+            turn_id=found.turn_id,
+            nonce=found.nonce,
+            sent=sent,
+        )
+
+    def _run_again(self, found: RecoveredTicket) -> TurnTicket:
+        """Prepare a new turn in place of one of a program that is gone."""
+        if found.verdict is Verdict.NEVER_SENT:
+            return self._take_up(found)
+        return self._prepare(found.request, key=found.key, replaces=found.turn_id, pin=found.pinned)
+
+    def _ended_ticket(self, turn_id: str, request: TurnRequest, outcome: Turn | BaseException, *, told: bool = True) -> TurnTicket:
+        core = TicketCore.ended(turn_id, self.id, outcome, None if told else self._room._teller(turn_id))
+        self._room._decided(turn_id)
+        return TurnTicket(
+            turn_id=turn_id, request=request, expected_conversation=None, strict=False, pinned=False, core=core, clock=self._clock
+        )
+
+    def _prepare(
+        self,
+        request: TurnRequest,
+        *,
+        expect_conversation: str | None = None,
+        pin: bool = False,
+        key: str | None = None,
+        turn_id: str | None = None,
+        nonce: str | None = None,
+        sent: m.Sent | None = None,
+        replaces: str | None = None,
+    ) -> TurnTicket:
         transport = self._core.transport
         flags = NO_FLAGS
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
             flags = transport.flags(self._core.spec, request)
-        core = TicketCore(self._ids.new_id("turn"), self.id)
+        request_hash = STANDARD.fingerprint(request) if key is not None or self._room.durable else ""
+        turn_id = turn_id or self._ids.new_id("turn")
+        core = TicketCore(turn_id, self.id, on_told=self._room._teller(turn_id))
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
-            turn_id=core.turn_id,
-            nonce=new_nonce(),
+            turn_id=turn_id,
+            nonce=nonce or new_nonce(),
             request=request,
             flags=flags,
             expect_conversation=expect_conversation,
             pin=pin,
             ticket=core,
             reply_to=reply,
+            key=key,
+            request_hash=request_hash,
+            sent=sent,
+            replaces=replaces,
         )
         tell(self._ref, message)
         reply.wait(None, self._clock)
-        return TurnTicket(
-            turn_id=core.turn_id,
+        ticket = TurnTicket(
+            turn_id=turn_id,
             request=request,
             expected_conversation=reply.get(),
             strict=expect_conversation is not None,
@@ -335,6 +451,10 @@ class Session:
             core=core,
             clock=self._clock,
         )
+        if key is not None:
+            self._keys.add(key, Keyed(ticket=ticket, core=core, nonce=message.nonce, request_hash=request_hash))
+        self._room._decided(turn_id)
+        return ticket
 
     def run(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None, wait: float | None = None) -> Turn:
         """Run the ticket and return its outcome. `on_event` is called on this thread; a slow one slows only its own session.
@@ -501,6 +621,9 @@ class Session:
         """Mark the ticket begun, then post Run: an interrupt from now on means this turn."""
         self._check_ticket(ticket)
         core = ticket._core
+        if core.recorded:
+            core.begin(sink)
+            return
         with self._lock:
             core.begin(sink)
             self._current = core
@@ -598,10 +721,10 @@ class TurnStream(AsyncIterator[SessionEvent]):
         if not self._ended:
             self.detach()
         done: asyncio.Future[None] = self._loop.create_future()
-        cell = self._ticket._core.cell
-        cell.when_settled(_waker(self._loop, done))
+        core = self._ticket._core
+        core.cell.when_settled(_waker(self._loop, done))
         await done
-        return cell.get()
+        return core.outcome()
 
     def detach(self) -> None:
         """Listen no more; the turn goes on. Idempotent."""

@@ -21,6 +21,7 @@ GreenroomError
 ├── TaskFileError               the task file cannot be used
 ├── StateDirError               the state directory cannot be used; its journal is left as it is
 ├── StoreFailedError            the journal could not write or read; `kind` says why
+├── StoreUnavailableError       work that must be recorded first was refused: the journal is not well
 ├── JournalError                a value that cannot be recorded, or a record that cannot be read; a defect, or a newer version's
 ├── ProcessClosedError, ReapError
 └── McpConfigError, AuthUnavailableError, HostAuthUnplannableError
@@ -275,6 +276,18 @@ class StoreFailedError(GreenroomError):
         self.path = path
         self.hint = hint
         super().__init__(f"the journal {path!r} failed ({kind.value}): {detail}")
+
+
+class StoreUnavailableError(GreenroomError):
+    """Something that must be recorded before it is done was not done: the journal is not well. It is tried again every second."""
+
+    def __init__(self, what: str, why: str, *, kind: StoreFault = StoreFault.OTHER, path: str = "", hint: str | None = None) -> None:
+        self.what = what
+        self.why = why
+        self.kind = kind
+        self.path = path
+        self.hint = hint
+        super().__init__(f"{what}: {why}")
 
 
 class JournalError(GreenroomError):

@@ -10,23 +10,36 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+import attrs
 import pykka
 
 from greenroom.actors import engine as engines
 from greenroom.actors import messages as m
+from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
+from greenroom.actors.ledger import Ledger
+from greenroom.actors.orphans import end_orphans
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import SessionActor, SessionCore
+from greenroom.actors.session import Past, SessionActor, SessionCore
+from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
 from greenroom.clock import Clock, SystemClock
-from greenroom.errors import ProviderCapabilityError, SessionStateError
+from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
 from greenroom.ids import IdAllocator, RandomIds
+from greenroom.journal import Journal, Recovery
+from greenroom.journal.files import Sync
+from greenroom.journal.records import SessionOpened, Spent, TicketDecided, TicketReported
+from greenroom.model import Checkpoint
+from greenroom.policy.session import replay
+from greenroom.recovered import Recovered, recovered
+from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
 
 logger = logging.getLogger("greenroom")
@@ -41,20 +54,23 @@ class Greenroom:
     `max_starting`: how many processes may be between their start and their handshake at once; `max_live`: how many may be alive (None:
     no limit), idle ones are released when another session waits. `clock` and `ids` are ports for tests. `log` is the logger to use.
     Any thread. Raises SessionStateError once it is closed, and in a forked child.
+
+    With `state_dir` everything that happens is journalled there, and survives the death of this program (`sync="process"`) or a power
+    cut (`sync="full"`). Opening it ends what a dead program left running there (at most 5 s), and resends nothing: `recovered()` lists
+    what was not finished. Raises StateDirError for a directory that cannot be used.
     """
 
     def __init__(
         self,
         *,
         state_dir: Path | str | None = None,
+        sync: Sync = "process",
         max_live: int | None = None,
         max_starting: int = 8,
         clock: Clock | None = None,
         ids: IdAllocator | None = None,
         log: logging.Logger | None = None,
     ) -> None:
-        if state_dir is not None:
-            raise ProviderCapabilityError("state_dir is not supported by this version: nothing is journalled yet")
         for name, value in (("max_starting", max_starting), ("max_live", max_live if max_live is not None else 1)):
             if not isinstance(value, int):
                 raise TypeError(f"{name} must be an int, got {value!r}")
@@ -67,12 +83,40 @@ class Greenroom:
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._closed = False
-        self._engine = engines.acquire()
         self.id = self.ids.new_id("room")
+        self._keeper: Keeper | None = None
+        self._births: Births | None = None
+        self._recovered: dict[str, Recovered] = {}
+        self.orphans: tuple[int, ...] = ()
+        if state_dir is not None:
+            self._open_journal(state_dir, sync)
+        self._engine = engines.acquire()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
-            self._engine.loop, executor=LocalExecutor(), room_id=self.id, max_starting=max_starting, max_live=max_live
+            self._engine.loop,
+            executor=LocalExecutor(),
+            room_id=self.id,
+            max_starting=max_starting,
+            max_live=max_live,
+            births=self._births,
         )
         _rooms.add(self)
+
+    def _open_journal(self, state_dir: Path | str, sync: Sync) -> None:
+        """Open the journal, and end what a dead host left running, before anything of ours runs."""
+        journal = Journal.open(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
+        try:
+            recovery = Recovery(journal)
+            left = recovery.processes()
+            self.orphans = end_orphans(left)
+            found = recovered(self, recovery.unfinished(), recovery.sessions())
+        except BaseException:
+            journal.close()
+            raise
+        self._recovered = {one.turn_id: one for one in found}
+        self._keeper = Keeper(journal)
+        self._births = Births(self.id, self._keeper.put)
+        self._births.open()
+        self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))
 
     def agent(self, provider: Any, **options: Any) -> Agent:
         """Return an agent of this room; the options are those of `Agent`."""
@@ -82,6 +126,14 @@ class Greenroom:
         """The sessions that are not closed, oldest first."""
         with self._lock:
             return tuple(session for session in self._sessions.values() if not session.closed)
+
+    def recovered(self) -> tuple[Recovered, ...]:
+        """The turns that a dead program left without an outcome in its callers' hands, oldest first, as far as nothing was decided yet.
+
+        Empty without a `state_dir`. Opening again without having decided gives the same.
+        """
+        with self._lock:
+            return tuple(self._recovered.values())
 
     def close(self, deadline_s: float = 10.0) -> tuple[str, ...]:
         """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
@@ -102,8 +154,16 @@ class Greenroom:
             session._core.closed.wait(deadline_s, SystemClock())
         if first:
             _rooms.discard(self)
+            self._close_journal(in_order=reply.settled)
             engines.release(self._engine)
         return reply.get() if reply.settled else tuple(session.id for session in self.sessions())
+
+    def _close_journal(self, *, in_order: bool) -> None:
+        if self._keeper is None or self._births is None:
+            return
+        if in_order:
+            self._births.close()
+        self._keeper.close()
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +172,72 @@ class Greenroom:
         self.close()
 
     # --- for Agent
+
+    @property
+    def durable(self) -> bool:
+        """Whether what happens is journalled."""
+        return self._keeper is not None
+
+    def _teller(self, turn_id: str) -> Callable[[], None] | None:
+        """Return what notes that a caller has the outcome of the turn."""
+        keeper = self._keeper
+        return None if keeper is None else lambda: keeper.put(TicketReported(turn_id=turn_id))
+
+    def _consult(self, question: str, *names: str) -> Any:
+        """Ask the journal; None without one."""
+        return None if self._keeper is None else self._keeper.consult(question, *names)
+
+    def _put_durably(self, record: TicketDecided, what: str) -> None:
+        """Record a decision; return when it is durable. Raises StoreUnavailableError."""
+        if self._keeper is None:
+            return
+        self._keeper.put(record)
+        found = self._keeper.consult("ticket", record.turn_id)
+        if found is None or found.decision is not record.decision:
+            raise StoreUnavailableError(what, "the journal is not well", hint="see to the disk under the state directory; then try again")
+
+    def _is_open(self, turn_id: str) -> bool:
+        with self._lock:
+            return turn_id in self._recovered
+
+    def _decided(self, turn_id: str) -> None:
+        with self._lock:
+            self._recovered.pop(turn_id, None)
+
+    def _living(self, session_id: str) -> Session | None:
+        with self._lock:
+            session = self._sessions.get(session_id)
+        return None if session is None or session.closed else session
+
+    def _find_session(self, session_id: str) -> FoundSession | None:
+        """Look the session up in the journal. Raises SessionStateError when it lives."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+        if session is not None and not session._core.closed.settled:
+            raise SessionStateError(f"session {session_id!r} is open already")
+        found = self._consult("session", session_id)
+        if found is None:
+            return None
+        inputs, events = self._consult("progress", session_id)
+        checkpoint = Checkpoint(found.last_conversation_id) if found.last_conversation_id is not None else None
+        return FoundSession(
+            opened=found.opened,
+            past=self._past(found.opened),
+            checkpoint=checkpoint,
+            ledger=Ledger(session_id=session_id, inputs=inputs, events=events),
+            spent=self._consult("spent", session_id),
+        )
+
+    def _past(self, opened: SessionOpened) -> Past | None:
+        """Replay what is on record; None: it was forgotten, or cannot be read, and only the last conversation is known."""
+        try:
+            inputs = self._consult("inputs", opened.session_id)
+        except JournalError as error:
+            self.log.warning("session %s goes on from its last conversation alone: %s", opened.session_id, error)
+            return None
+        if inputs is None:
+            return None
+        return Past(state=replay(opened.settings, inputs), settings=opened.settings)
 
     def _pid_is_ours(self) -> bool:
         return self._pid == os.getpid()
@@ -133,6 +259,9 @@ class Greenroom:
         """Start the session's actor."""
         with self._lock:
             self._check()
+            known = self._sessions.get(core.session_id)
+            if known is not None and not known._core.closed.settled:
+                raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
             self._sessions[core.session_id] = session
@@ -145,7 +274,19 @@ class Greenroom:
             supervisor=self._supervisor,
             store=self._engine.store,
             observer=self._engine.observer,
+            journal=self._keeper.ref if self._keeper is not None else None,
         )
+
+
+@attrs.frozen(kw_only=True)
+class FoundSession:
+    """A session on record. `past` is None when it cannot be replayed; then `checkpoint` is what it goes on from."""
+
+    opened: SessionOpened
+    past: Past | None
+    checkpoint: Checkpoint | None
+    ledger: Ledger
+    spent: Spent | None
 
 
 _rooms: weakref.WeakSet[Greenroom] = weakref.WeakSet()

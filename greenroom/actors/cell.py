@@ -61,6 +61,13 @@ class Cell(Generic[T]):
             return self._event.wait()
         return self._event.is_set() or clock.wait(timeout_s, self._event) or self._event.is_set()
 
+    @property
+    def outcome(self) -> T | BaseException:
+        """The value or the error of a settled cell; the error is not raised."""
+        if not self._event.is_set():
+            raise RuntimeError("the cell is not settled")
+        return self._error if self._error is not None else self._value  # type: ignore[return-value]
+
     def get(self) -> T:
         """Return the value or raise the error of a settled cell."""
         if not self._event.is_set():

@@ -94,10 +94,9 @@ class GuestSteer(Message):
 
 @attrs.frozen(kw_only=True)
 class GuestInterrupt(Message):
-    """End the guest's attempt."""
+    """End the guest's attempt. Ordinary: it must not overtake the GuestRun that it means."""
 
     key: str
-    control = True
 
 
 @attrs.frozen(kw_only=True)

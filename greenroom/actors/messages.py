@@ -13,9 +13,11 @@ import pykka
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
-from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, TransportDiedError
-from greenroom.events import AgentEvent
-from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
+from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, StoreFailedError, TransportDiedError
+from greenroom.events import AgentEvent, ToolCall
+from greenroom.journal.records import Record as JournalRecord
+from greenroom.model import Checkpoint, ProviderUsage, StoreFault, TurnRequest, TurnResult
+from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
@@ -28,12 +30,29 @@ def _closed() -> SessionStateError:
     return SessionStateError("the session is closed")
 
 
+def _journal_closed() -> StoreFailedError:
+    return StoreFailedError(StoreFault.CLOSED, "it is closed")
+
+
 # --- to a SessionActor, from the front door -------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
+class Sent:
+    """The attempt that a dead host sent last, and the tool calls that were seen in the turn."""
+
+    attempt: int
+    how: How
+    calls: tuple[ToolCall, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
 class PrepareTurn(Message):
-    """Reserve a turn. Answered with the expected conversation id, or a refusal."""
+    """Reserve a turn. Answered with the expected conversation id, or a refusal.
+
+    For the journal: the caller's `key` and `request_hash`, and the ticket of a dead host that this one `replaces`. `sent`: the ticket is
+    itself one of a dead host, and this is how far that one got with it.
+    """
 
     turn_id: str
     nonce: str
@@ -43,6 +62,10 @@ class PrepareTurn(Message):
     pin: bool
     ticket: TicketCore
     reply_to: Cell[str | None]
+    key: str | None = None
+    request_hash: str = ""
+    sent: Sent | None = None
+    replaces: str | None = None
 
     def refuse(self) -> None:
         """Answer that the session is closed."""
@@ -249,7 +272,7 @@ def never_started(incarnation: int) -> Down:
 
 @attrs.frozen(kw_only=True)
 class Stored(Message):
-    """The store has done (or failed to do) the write `sequence`."""
+    """The store or the journal has done (or failed to do) the write `sequence`."""
 
     sequence: int
     error: BaseException | None
@@ -281,10 +304,9 @@ class SteerAttempt(Message):
 
 @attrs.frozen(kw_only=True)
 class InterruptTurn(Message):
-    """End the running attempt of `turn_id`."""
+    """End the running attempt of `turn_id`. Ordinary: it must not overtake the RunAttempt that it means, nor a steer before it."""
 
     turn_id: str
-    control = True
 
 
 @attrs.frozen(kw_only=True)
@@ -435,6 +457,44 @@ class Store(Message):
     checkpoint: Checkpoint | None
     sequence: int
     session: Ref
+
+
+@attrs.frozen(kw_only=True)
+class Record(Message):
+    """Put `records` into the journal, in order. Answered with Stored(sequence) to `session`, if somebody waits, once they are durable."""
+
+    records: tuple[JournalRecord, ...]
+    sequence: int = 0
+    session: Ref | None = None
+
+    def refuse(self) -> None:
+        """The journal is closed."""
+        if self.session is not None:
+            tell(self.session, Stored(sequence=self.sequence, error=_journal_closed()))
+
+
+@attrs.frozen(kw_only=True)
+class Consult(Message):
+    """Ask the journal: the method `question` of its Recovery, with `names`. Answered with what that returns or raises."""
+
+    question: str
+    names: tuple[str, ...]
+    reply_to: Cell[Any]
+
+    def refuse(self) -> None:
+        """The journal is closed."""
+        self.reply_to.fail(_journal_closed())
+
+
+@attrs.frozen(kw_only=True)
+class CloseJournal(Message):
+    """Write what is waiting, and close it. Ordinary: what was told before is written."""
+
+    reply_to: Cell[None]
+
+    def refuse(self) -> None:
+        """It is closed already."""
+        self.reply_to.settle(None)
 
 
 @attrs.frozen(kw_only=True)

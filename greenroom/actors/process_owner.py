@@ -46,13 +46,21 @@ class LaunchFailed(Message):
     error: GreenroomError
 
 
-def launch_job(prepare: Callable[[], Launch | LinkLaunch], executor: Executor, reaper: Ref) -> Callable[[], Message]:
-    """Return the job that starts what `prepare` describes, on the starter thread. A process that nobody takes over goes to `reaper`."""
+def launch_job(
+    prepare: Callable[[], Launch | LinkLaunch], executor: Executor, reaper: Ref, born: Callable[[Process], None] | None = None
+) -> Callable[[], Message]:
+    """Return the job that starts what `prepare` describes, on the starter thread. A process that nobody takes over goes to `reaper`.
+
+    `born` is told of the process at once, on that thread.
+    """
 
     def job() -> Message:
         try:
             launch = prepare()
-            return Launched(process=executor.start(launch.argv, launch.cwd, launch.env), launch=launch, reaper=reaper)
+            process = executor.start(launch.argv, launch.cwd, launch.env)
+            if born is not None:
+                born(process)
+            return Launched(process=process, launch=launch, reaper=reaper)
         except GreenroomError as error:
             return LaunchFailed(error=error)
         except BaseException as error:  # noqa: BLE001 - a sys.exit included: whatever is raised answers the start

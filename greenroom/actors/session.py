@@ -1,7 +1,9 @@
 """The actor of one session: feeds the policy what happened and carries out what it commands. Never blocks, waits or does I/O.
 
 `_advance` is the only place that assigns the state. What users read of a session (`SessionCore.view`) is published before any command
-is performed, so that a caller whose turn ended finds the session as the turn left it. Runs on the loop thread.
+is performed, so that a caller whose turn ended finds the session as the turn left it. With a journal, intent comes before action: what a
+step means is told to the journal first, and what must not be seen before it is durable (a ticket, a prompt on its way, an outcome)
+waits at the gate. Runs on the loop thread.
 """
 
 from __future__ import annotations
@@ -18,16 +20,21 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.gate import Gate
+from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
-from greenroom.actors.ticket import Batch, TicketCore
+from greenroom.actors.store import unavailable
+from greenroom.actors.ticket import Batch, Sink, TicketCore
 from greenroom.clock import TimerHandle
-from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
+from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
-from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn
+from greenroom.journal import records as r
+from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, StoreFault, Turn
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
+from greenroom.policy.wire_ids import receipt
 from greenroom.transports.base import Attempt, Flags, LaunchSpec
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
@@ -42,6 +49,14 @@ NO_FLAGS = Flags(key=None)
 Ref = pykka.ActorRef[Any]
 
 
+@attrs.frozen(kw_only=True)
+class Past:
+    """What a journalled session was when its host died: its state, and the settings with which it first began."""
+
+    state: State
+    settings: Settings
+
+
 @attrs.define(kw_only=True, eq=False)
 class SessionCore:
     """What a session's handle and its actor share. The actor alone writes `view`, `spent` and `degraded`; reading is safe on any thread."""
@@ -54,9 +69,12 @@ class SessionCore:
     store: Any = None
     store_key: str | None = None
     handlers: tuple[Any, ...] = ()
+    ledger: Ledger | None = None
+    past: Past | None = None
     room_id: str = ""
     log: logging.Logger = logger
     view: SessionView = attrs.field(init=False)
+    resumes: str | None = attrs.field(init=False)
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
@@ -64,22 +82,25 @@ class SessionCore:
 
     def __attrs_post_init__(self) -> None:
         # As the actor's own first step will have it: what the session resumes is known before the loop gets there.
-        state, _ = step(initial(self.settings), e.Start(now_s=0.0, checkpoint=self.checkpoint))
+        state, _ = step(self.origin, self.beginning(0.0))
         self.view = public_snapshot(state)
+        self.resumes = state.resumable_id
+
+    @property
+    def origin(self) -> State:
+        """The state in which the session begins: nothing has happened, or all that did before the host died."""
+        return self.past.state if self.past is not None else initial(self.settings)
+
+    def beginning(self, now_s: float) -> e.SessionInput:
+        """Return the first input."""
+        if self.past is not None:
+            return e.Reopened(now_s=now_s, settings=self.settings)
+        return e.Start(now_s=now_s, checkpoint=self.checkpoint)
 
     def claim_key(self, conversation_id: str) -> Key:
         """The key under which a conversation of this session's provider is claimed."""
         profile = self.transport.profile
         return (profile.name, str(getattr(self.transport, "state_home", "")), conversation_id)
-
-
-@attrs.define(kw_only=True)
-class _PendingStore:
-    """Writes that the store has not confirmed, and the endings that wait for them."""
-
-    last_sequence: int = 0
-    confirmed: int = 0
-    endings: collections.deque[tuple[int, Callable[[], None]]] = attrs.field(factory=collections.deque)
 
 
 class SessionActor(LoopActor):
@@ -88,14 +109,23 @@ class SessionActor(LoopActor):
     dispatcher: Dispatcher
 
     def __init__(
-        self, dispatcher: Dispatcher, *, core: SessionCore, supervisor: Ref, store: Callable[[], Ref], observer: Callable[[], Ref]
+        self,
+        dispatcher: Dispatcher,
+        *,
+        core: SessionCore,
+        supervisor: Ref,
+        store: Callable[[], Ref],
+        observer: Callable[[], Ref],
+        journal: Callable[[], Ref] | None = None,
     ) -> None:
         super().__init__(dispatcher)
         self._core = core
+        self._journal = journal
+        self._ledger = core.ledger if journal is not None else None
         self._supervisor = supervisor
         self._store = store
         self._observer = observer
-        self._state: State = initial(core.settings)
+        self._state: State = core.origin
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
@@ -111,14 +141,17 @@ class SessionActor(LoopActor):
         self._held_deadline: tuple[str, int] | None = None
         self._deadline_timer: TimerHandle | None = None
         self._waits: dict[int, TimerHandle] = {}
-        self._sequence = 0
+        self._sequence = core.ledger.events if core.ledger is not None else 0
         self._interrupt_told: str | None = None
-        self._writes = _PendingStore()
+        self._gate = Gate()
+        self._gate_timer: TimerHandle | None = None
+        self._recorded = 0
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
         tell(self._supervisor, m.SessionBegan(session_id=self._core.session_id, session=self.actor_ref))
-        self._advance(e.Start(now_s=self._now_s(), checkpoint=self._core.checkpoint))
+        self._record_opening()
+        self._advance(self._core.beginning(self._now_s()))
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912, PLR0915 - one line a case
         """Turn each message into an input of the policy, or pass it on."""
@@ -157,6 +190,7 @@ class SessionActor(LoopActor):
                 self._advance(e.Swallowed(now_s=now_s, turn_id=message.turn_id, incarnation=message.incarnation))
             case m.Spent():
                 self._core.booked = _sum(self._core.booked, message.usage)
+                self._record_spend()
             case m.Down():
                 self._down(message)
             case m.Stored():
@@ -189,8 +223,11 @@ class SessionActor(LoopActor):
             return
         self._advancing = True
         while self._inputs:
-            self._state, commands = step(self._state, self._inputs.popleft())
+            event, before = self._inputs.popleft(), self._state
+            self._state, commands = step(before, event)
             self._core.view = public_snapshot(self._state)
+            if self._ledger is not None:
+                self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
             for command in commands:
                 log_command(self._core.log, self._core.session_id, command)
                 self._perform(command)
@@ -229,9 +266,11 @@ class SessionActor(LoopActor):
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
                 self._tell_interrupt(command.turn)
+                self._record_spend()
                 self._settle(command.turn.turn_id, lambda ticket: ticket.finish(command.turn))
             case c.Fail():
                 self._core.spent = _sum(self._core.spent, getattr(command.error, "usage", None))
+                self._record_spend()
                 self._settle(command.turn_id, lambda ticket: ticket.fail(command.error))
             case c.Stop():
                 self._stop_session()
@@ -252,8 +291,12 @@ class SessionActor(LoopActor):
                 request=message.request,
                 expect_conversation=message.expect_conversation,
                 pin=message.pin,
+                sent_attempt=message.sent.attempt if message.sent is not None else 0,
+                sent_how=message.sent.how if message.sent is not None else c.How.PROMPT,
             )
         )
+        if self._prepares.pop(message.turn_id, None) is not None:
+            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
 
     def _grant(self, command: c.Grant) -> None:
         if command.superseded is not None:
@@ -261,7 +304,20 @@ class SessionActor(LoopActor):
         message = self._prepares.pop(command.turn_id)
         self._tickets[command.turn_id] = message.ticket
         self._requests[command.turn_id] = message
-        message.reply_to.settle(command.expected_conversation)
+        if self._ledger is None:
+            message.reply_to.settle(command.expected_conversation)
+        else:
+            self._gate.hold(lambda error: self._granted(message, command.expected_conversation, error), needs=self._recorded)
+            self._watch_gate()
+
+    def _granted(self, message: m.PrepareTurn, expected_conversation: str | None, error: BaseException | None) -> None:
+        """The ticket is on record, so that there is one; or it could not be recorded, and there is none."""
+        if error is None:
+            message.reply_to.settle(expected_conversation)
+            return
+        self._forget(message.turn_id)
+        message.reply_to.fail(unavailable("no turn was prepared", error))
+        self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
         ticket = self._tickets.get(turn_id)
@@ -283,21 +339,23 @@ class SessionActor(LoopActor):
         if message.turn_id not in self._tickets:
             message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} is not the session's most recent ticket"))
             return
+        prepared = self._requests[message.turn_id]
         self._calls.clear()
-        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=self._requests[message.turn_id].flags))
+        if prepared.sent is not None:
+            self._receipt = receipt(prepared.nonce, prepared.sent.attempt)
+            self._calls.extend(prepared.sent.calls)
+        self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=prepared.flags))
 
     def _settle(self, turn_id: str, ending: Callable[[TicketCore], None]) -> None:
-        """End the ticket, once the store has confirmed what was written for it: who has the outcome finds the checkpoint."""
+        """End the ticket, once what was written for it is confirmed: who has the outcome finds the checkpoint and the record."""
         ticket = self._tickets.get(turn_id)
         self._forget(turn_id)
         tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
         if ticket is None:
             return
-        if self._writes.confirmed >= self._writes.last_sequence:
-            ending(ticket)
-            return
-        self._writes.endings.append((self._writes.last_sequence, lambda: ending(ticket)))
-        self.dispatcher.call_later(STORE_PATIENCE_S, self.actor_ref, TimerFired(token=("store", self._writes.last_sequence)))
+        # A store that fails never costs a finished result: `_stored` has reported it.
+        self._gate.hold(lambda _error: ending(ticket))
+        self._watch_gate()
 
     def _forget(self, turn_id: str) -> None:
         self._tickets.pop(turn_id, None)
@@ -312,10 +370,8 @@ class SessionActor(LoopActor):
         if self._conversation is None or view.turn_id is None or message.turn_id not in (None, view.turn_id):
             message.reply_to.fail(NoRunningTurnError("no turn is running"))
             return
-        tell(
-            self._conversation[1],
-            m.SteerAttempt(turn_id=view.turn_id, text=message.text, steer_id=message.steer_id, reply_to=message.reply_to),
-        )
+        steer = m.SteerAttempt(turn_id=view.turn_id, text=message.text, steer_id=message.steer_id, reply_to=message.reply_to)
+        self._in_turn(self._conversation[1], steer)
 
     def _adopt(self, message: m.AdoptConversation) -> None:
         self._adoptions[message.request_id] = message.reply_to
@@ -331,7 +387,8 @@ class SessionActor(LoopActor):
             self._interrupt_told = turn_id
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
-        if ticket is not None and ticket.sink is not None:
+        sink = ticket.sink if ticket is not None else None
+        if sink is not None or self._ledger is not None:
             clock = self.dispatcher.clock
             batch = Batch(
                 session_id=self._core.session_id,
@@ -342,13 +399,19 @@ class SessionActor(LoopActor):
                 at_wall_s=clock.wall(),
                 events=events,
             )
-            if ticket.sink.put(batch):
-                self.dispatcher.after_round(ticket.sink.flush)
-            if ticket.sink.wants_hold():
-                self._hold_reading(hold=True)
-                self._look_later(ticket.turn_id)
+            if self._ledger is not None:
+                self._record(*self._ledger.told(self._state, batch))
+            if sink is not None and turn_id is not None:
+                self._hand_over(turn_id, sink, batch)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+
+    def _hand_over(self, turn_id: str, sink: Sink, batch: Batch) -> None:
+        if sink.put(batch):
+            self.dispatcher.after_round(sink.flush)
+        if sink.wants_hold():
+            self._hold_reading(hold=True)
+            self._look_later(turn_id)
 
     def _look_later(self, turn_id: str) -> None:
         self.dispatcher.call_later(LISTENER_LOOK_S, self.actor_ref, TimerFired(token=("listener", turn_id)))
@@ -449,12 +512,47 @@ class SessionActor(LoopActor):
             timeout_s=prepared.request.timeout,
         )
         self._receipt = command.receipt
-        self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
+        if self._ledger is None:
+            self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
+        else:
+            self._gate.hold(lambda error: self._send(command, attempt, error), needs=self._recorded)
+            self._watch_gate()
+
+    def _send(self, command: c.Execute, attempt: Attempt, error: BaseException | None) -> None:
+        """The attempt is on record as sent: let it go. Or it is not, and then nothing of it is."""
+        if error is None:
+            if command.incarnation not in self._ending:
+                self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
+            return
+        refused = unavailable(f"turn {command.turn_id!r} was not sent", error)
+        failed = e.Failed(
+            now_s=self._now_s(),
+            turn_id=command.turn_id,
+            incarnation=command.incarnation,
+            error=refused,
+            keeps_conversation=True,
+            sent=False,
+        )
+        self._advance(failed)
 
     def _tell_conversation(self, incarnation: int, message: Message) -> None:
-        """Tell the live conversation; a message for one that has just ended is moot: its Down is on the way."""
+        """Tell the live conversation, behind an attempt that still waits for the journal: what is meant for it must not overtake it."""
+        if self._ledger is not None and self._gate.shut:
+            self._gate.hold(lambda _error: self._tell_now(incarnation, message))
+        else:
+            self._tell_now(incarnation, message)
+
+    def _tell_now(self, incarnation: int, message: Message) -> None:
+        """A message for a conversation that has just ended is moot: its Down is on the way."""
         if self._conversation is not None and self._conversation[0] == incarnation:
             tell(self._conversation[1], message)
+
+    def _in_turn(self, conversation: Ref, message: Message) -> None:
+        """The same for a message that somebody waits for: a conversation that has ended answers it."""
+        if self._ledger is not None and self._gate.shut:
+            self._gate.hold(lambda _error: _tell(conversation, message))
+        else:
+            tell(conversation, message)
 
     def _end_conversation(self, command: c.CloseConversation) -> None:
         self._ending[command.incarnation] = command
@@ -546,36 +644,82 @@ class SessionActor(LoopActor):
                 self._deadline_passed(turn_id, attempt)
             case ("listener", turn_id):
                 self._look_after_listener(turn_id)
-            case ("store", sequence) if self._writes.confirmed < sequence:
-                self._degrade(f"the checkpoint store has not answered within {STORE_PATIENCE_S:g} s")
-                self._confirm(sequence)
+            case ("store", sequence):
+                self._lose_patience(sequence)
+            case _:
+                logger.warning("session %s: unexpected timer %r", self._core.session_id, token)
 
     # --- the store
 
     def _write(self, checkpoint: Checkpoint | None) -> None:
         if self._core.store is None or self._core.store_key is None:
             return
-        self._writes.last_sequence += 1
+        sequence = self._gate.begin("checkpoint store")
         tell(
             self._store(),
             m.Store(
                 store=self._core.store,
                 key=self._core.store_key,
                 checkpoint=checkpoint,
-                sequence=self._writes.last_sequence,
+                sequence=sequence,
                 session=self.actor_ref,
             ),
         )
 
     def _stored(self, message: m.Stored) -> None:
-        if message.error is not None:
-            self._degrade(f"the checkpoint store failed: {_text(message.error)}")
-        self._confirm(message.sequence)
+        if message.error is not None and message.sequence in self._gate.open:
+            self._degrade(f"the {self._gate.open[message.sequence]} failed: {_text(message.error)}")
+        self._gate.settle(message.sequence, message.error)
+        self._watch_gate()
 
-    def _confirm(self, sequence: int) -> None:
-        self._writes.confirmed = max(self._writes.confirmed, sequence)
-        while self._writes.endings and self._writes.endings[0][0] <= self._writes.confirmed:
-            self._writes.endings.popleft()[1]()
+    def _watch_gate(self) -> None:
+        """While something waits, wait with it for so long and no longer."""
+        if self._gate.shut and self._gate_timer is None:
+            token = ("store", self._gate.last)
+            self._gate_timer = self.dispatcher.call_later(STORE_PATIENCE_S, self.actor_ref, TimerFired(token=token))
+        elif not self._gate.shut and self._gate_timer is not None:
+            self._gate_timer.cancel()
+            self._gate_timer = None
+
+    def _lose_patience(self, sequence: int) -> None:
+        self._gate_timer = None
+        for number in self._gate.overdue(sequence):
+            late = f"has not answered within {STORE_PATIENCE_S:g} s"
+            self._degrade(f"the {self._gate.open[number]} {late}")
+            self._gate.settle(number, StoreFailedError(StoreFault.BUSY, late))
+        self._watch_gate()
+
+    # --- the journal
+
+    def _record(self, *records: r.Record) -> None:
+        """Tell the journal; what must not be seen before waits for write number `_recorded`."""
+        if self._journal is None or not records:
+            return
+        if awaited(records):
+            self._recorded = self._gate.begin("journal")
+            tell(self._journal(), m.Record(records=records, sequence=self._recorded, session=self.actor_ref))
+        else:
+            tell(self._journal(), m.Record(records=records))
+
+    def _record_opening(self) -> None:
+        core, profile = self._core, self._core.transport.profile
+        if self._ledger is None:
+            return
+        opened = r.SessionOpened(
+            session_id=core.session_id,
+            nonce=core.settings.session_nonce,
+            provider=profile.name,
+            state_home=str(getattr(core.transport, "state_home", "")),
+            spec=core.spec,
+            settings=core.past.settings if core.past is not None else core.settings,
+            at_s=self.dispatcher.clock.wall(),
+            checkpoint_key=core.store_key,
+        )
+        self._record(opened)
+
+    def _record_spend(self) -> None:
+        if self._ledger is not None and not (self._core.spent is self._core.booked is None):
+            self._record(r.Spent(session_id=self._core.session_id, usage=self._core.spent, booked=self._core.booked))
 
     def _degrade(self, detail: str) -> None:
         """Report what failed beside the work: it never replaces a result."""
@@ -586,7 +730,16 @@ class SessionActor(LoopActor):
     # --- the end
 
     def _stop_session(self) -> None:
-        self._confirm(self._writes.last_sequence)
+        """The end of a session waits for the record of its last outcome; a checkpoint store is not waited for."""
+        if self._ledger is None:
+            self._gate.drain()
+            self._retire()
+        else:
+            self._record(r.SessionClosed(session_id=self._core.session_id))
+            self._gate.hold(lambda _error: self._retire())
+            self._watch_gate()
+
+    def _retire(self) -> None:
         tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
         self.finish()
 
@@ -601,8 +754,9 @@ class SessionActor(LoopActor):
             prepare.reply_to.fail(crashed)
         for adoption in self._adoptions.values():
             adoption.settle(value=False)
-        while self._writes.endings:
-            self._writes.endings.popleft()[1]()
+        self._gate.drain(crashed)
+        if self._gate_timer is not None:
+            self._gate_timer.cancel()
         for timer in self._waits.values():
             timer.cancel()
         if self._deadline_timer is not None:
@@ -623,6 +777,10 @@ def _text(error: BaseException) -> str:
         return str(error) or type(error).__name__
     except Exception:  # noqa: BLE001
         return f"<{type(error).__name__} without a text>"
+
+
+def _tell(ref: Ref, message: Message) -> None:
+    tell(ref, message)
 
 
 def _sum(total: ProviderUsage | None, more: ProviderUsage | None) -> ProviderUsage | None:

@@ -17,6 +17,7 @@ import attrs
 import pykka
 
 from greenroom.actors import messages as m
+from greenroom.actors.births import Births
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.conversation import ConversationActor
@@ -28,7 +29,7 @@ from greenroom.actors.runtime import ActorDown, LoopActor, tell
 from greenroom.actors.undertaker import ProveDead, ProvenDead, UndertakerActor
 from greenroom.actors.worker import WorkerConversationActor
 from greenroom.errors import GreenroomError
-from greenroom.transports.base import Executor, SharedTransport, StreamTransport
+from greenroom.transports.base import Executor, Process, SharedTransport, StreamTransport
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import make_mark
 
@@ -78,8 +79,18 @@ class SupervisorActor(LoopActor):
 
     dispatcher: Dispatcher
 
-    def __init__(self, dispatcher: Dispatcher, *, executor: Executor, room_id: str, max_starting: int, max_live: int | None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        executor: Executor,
+        room_id: str,
+        max_starting: int,
+        max_live: int | None,
+        births: Births | None = None,
+    ) -> None:
         super().__init__(dispatcher)
+        self._births = births
         self._executor = executor
         self._room_id = room_id
         self._max_starting = max_starting
@@ -215,7 +226,8 @@ class SupervisorActor(LoopActor):
         self._goes_first(start.first_key, start.guest)
         transport = message.transport
         if isinstance(transport, StreamTransport):
-            job = launch_job(functools.partial(transport.launch, launch), transport.executor or self._executor, self.actor_ref)
+            prepare, born = functools.partial(transport.launch, launch), self._born(*start.guest, launch.mark)
+            job = launch_job(prepare, transport.executor or self._executor, self.actor_ref, born)
             return ConversationActor.start(message.dispatcher, spec=launch, job=job, **names)
         return WorkerConversationActor.start(message.dispatcher, transport=transport, spec=launch, **names)
 
@@ -228,15 +240,17 @@ class SupervisorActor(LoopActor):
         start, link_id = asked.message, self._links.new_id()
         transport = start.transport
         mark = make_mark(host_id(), self._room_id, link_id, 1)
-        job = launch_job(
-            functools.partial(transport.launch_link, start.launch.spec, mark), transport.executor or self._executor, self.actor_ref
-        )
+        prepare = functools.partial(transport.launch_link, start.launch.spec, mark)
+        job = launch_job(prepare, transport.executor or self._executor, self.actor_ref, self._born(link_id, 1, mark))
         ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job, prepare=transport.prepare)
         link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=getattr(transport, "max_conversations", 32))
         self._links.add(link)
         self._starting.add(link_id)
         self._goes_first(asked.first_key, link_id)
         return link
+
+    def _born(self, owner_id: str, incarnation: int, mark: str) -> Callable[[Process], None] | None:
+        return None if self._births is None else functools.partial(self._births.enter, owner_id, incarnation, mark)
 
     def _withdraw(self, message: m.WithdrawStart) -> None:
         """Take the start out of the queue, or end what it has become."""
@@ -290,10 +304,16 @@ class SupervisorActor(LoopActor):
     def _proven(self, token: Any) -> None:
         if isinstance(token, str):
             self._links.remove(token)
+            self._buried(token, 1)
         else:
             self._conversation_proven(*token)
+            self._buried(*token)
         self._finish_room()
         self._grant()
+
+    def _buried(self, owner_id: str, incarnation: int) -> None:
+        if self._births is not None:
+            self._births.strike(make_mark(host_id(), self._room_id, owner_id, incarnation))
 
     def _conversation_proven(self, session_id: str, incarnation: int) -> None:
         self._alone.discard((session_id, incarnation))

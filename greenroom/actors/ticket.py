@@ -156,9 +156,11 @@ class TicketState(enum.Enum):
 class TicketCore:
     """The shared half of a ticket."""
 
-    __slots__ = ("_lock", "cell", "session_id", "sink", "state", "turn_id")
+    __slots__ = ("_lock", "_on_told", "cell", "recorded", "session_id", "sink", "state", "turn_id")
 
-    def __init__(self, turn_id: str, session_id: str = "") -> None:
+    def __init__(self, turn_id: str, session_id: str = "", on_told: Callable[[], None] | None = None) -> None:
+        self._on_told = on_told
+        self.recorded = False
         self.turn_id = turn_id
         self.session_id = session_id
         self.cell: Cell[Turn] = Cell()
@@ -166,8 +168,24 @@ class TicketCore:
         self.state = TicketState.PREPARED
         self._lock = threading.Lock()
 
+    @classmethod
+    def ended(cls, turn_id: str, session_id: str, outcome: Turn | BaseException, on_told: Callable[[], None] | None = None) -> TicketCore:
+        """Return the core of a turn that ended before: to run it is to be given its outcome, as often as wanted."""
+        core = cls(turn_id, session_id, on_told)
+        core.recorded = True
+        core.state = TicketState.BEGUN
+        if isinstance(outcome, BaseException):
+            core.cell.fail(outcome)
+        else:
+            core.cell.settle(outcome)
+        return core
+
     def begin(self, sink: Sink | None) -> None:
         """Mark it begun. Raises its outcome if it was cancelled or superseded before, SessionStateError on a second run."""
+        if self.recorded:
+            if sink is not None:
+                sink.end()
+            return
         with self._lock:
             if self.state is TicketState.BEGUN:
                 raise SessionStateError(f"turn {self.turn_id!r} was run already; prepare another")
@@ -183,6 +201,14 @@ class TicketCore:
                 return False
             self.state = TicketState.CANCELLED
             return True
+
+    def outcome(self) -> Turn:
+        """Return or raise the outcome, to a caller; the first time, `on_told` is called."""
+        with self._lock:
+            on_told, self._on_told = self._on_told, None
+        if on_told is not None and self.state is TicketState.BEGUN:
+            on_told()
+        return self.cell.get()
 
     def finish(self, turn: Turn) -> None:
         """End it well. Events first: whoever sees the outcome has been handed every event."""

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import pathlib
+import select
 import socket
 import stat
 import weakref
@@ -23,6 +24,8 @@ from greenroom.model import StateDirProblem
 LOCK_NAME = "lock"
 JOURNAL_NAME = "journal.db"
 _MAX_OWNER_BYTES = 4096
+_ORPHANED_TRIES = 100
+_ORPHANED_PAUSE_S = 0.02
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -104,20 +107,47 @@ class DirectoryLock:
     def _take(self, directory: pathlib.Path) -> None:
         found = os.fstat(self._fd)
         check_owner(directory, found)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise self._held_by_another(directory) from None
+        for _ in range(_ORPHANED_TRIES):
+            if self._taken():
+                break
+            if not self._owner_is_dead():
+                raise self._held_by_another(directory)
+            # What was being forked when its owner died has the descriptor until it becomes another program.
+            select.select((), (), (), _ORPHANED_PAUSE_S)
+        else:
+            raise self._held_by_another(directory)
         os.fchmod(self._fd, 0o600)
         # On a full disk the lock holds all the same, without a name.
         with suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
 
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _owner(self) -> tuple[int, str]:
+        owner = json.loads(os.pread(self._fd, _MAX_OWNER_BYTES, 0))
+        return int(owner["pid"]), str(owner["host"])
+
+    def _owner_is_dead(self) -> bool:
+        try:
+            pid, host = self._owner()
+            if host == socket.gethostname():
+                os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, ValueError, TypeError, LookupError):
+            return False
+        return False
+
     def _held_by_another(self, directory: pathlib.Path) -> StateDirError:
         try:
-            owner = json.loads(os.pread(self._fd, _MAX_OWNER_BYTES, 0))
-            who = f"process {owner['pid']} on host {owner['host']!r}"
+            pid, host = self._owner()
+            who = f"process {pid} on host {host!r}"
         except (OSError, ValueError, TypeError, LookupError):
             who = "another process"
         return refused(directory, StateDirProblem.IN_USE, f"{who} holds it", hint="end that process, or give another directory")

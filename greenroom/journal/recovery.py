@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from greenroom.errors import GreenroomError, JournalError
+from greenroom.events import ToolCall
 from greenroom.journal.database import Journal
 from greenroom.journal.records import (
     AgentEvents,
@@ -114,6 +115,14 @@ class Recovery:
             opened=self._value(opened, SessionOpened), closed_at_s=closed_at_s, last_conversation_id=text_of(conversation_id)
         )
 
+    def progress(self, session_id: str) -> tuple[int, int]:
+        """Return the numbers of the session's last input and of its last agent event, as far as they were recorded."""
+        sql = """SELECT coalesce((SELECT max(n) FROM input WHERE session = session.seq), 0),
+            max(trimmed_to, coalesce((SELECT max(last_sequence) FROM agent_events WHERE session = session.seq), 0))
+            FROM session WHERE session_id = ?"""
+        rows = self._journal.rows(sql, column(session_id))
+        return (rows[0][0], rows[0][1]) if rows else (0, 0)
+
     # --- histories
 
     def inputs(self, session_id: str) -> tuple[SessionInput, ...] | None:
@@ -141,6 +150,13 @@ class Recovery:
         batches = tuple(self._batch(session_id, after_sequence, row) for row in found[:max_batches])
         complete = len(found) <= max_batches
         return EventHistory(batches=batches, gaps=tuple(_gaps(batches, after_sequence, trimmed_to if complete else 0)), complete=complete)
+
+    def calls(self, session_id: str, turn_id: str) -> tuple[ToolCall, ...]:
+        """Return the tool calls that were seen in the turn, in order."""
+        sql = """SELECT body FROM agent_events JOIN session ON session.seq = agent_events.session
+            WHERE session_id = ? AND turn_id = ? ORDER BY first_sequence"""
+        rows = self._journal.rows(sql, column(session_id), column(turn_id))
+        return tuple(event for (body,) in rows for event in self._value(body, tuple) if isinstance(event, ToolCall))
 
     def _batch(self, session_id: str, after_sequence: int, row: tuple[Any, ...]) -> AgentEvents:
         turn_id, first_sequence, incarnation, at_monotonic_s, at_wall_s, body = row
@@ -172,6 +188,11 @@ class Recovery:
         """Return what each session has consumed, by session id."""
         rows = self._journal.rows("SELECT session_id, body FROM spent ORDER BY session_id")
         return tuple(self._spent(text_of(session_id) or "", self._value(body, tuple)) for session_id, body in rows)
+
+    def spent(self, session_id: str) -> Spent | None:
+        """Return what the session has consumed, or None."""
+        rows = self._journal.rows("SELECT body FROM spent WHERE session_id = ?", column(session_id))
+        return self._spent(session_id, self._value(rows[0][0], tuple)) if rows else None
 
     def _spent(self, session_id: str, pair: tuple[Any, ...]) -> Spent:
         usage, booked = pair

@@ -107,7 +107,7 @@ class Writer:
     def _prepared(self, record: r.TicketPrepared, at_s: float) -> None:
         self._number(record.session_id)
         sql = """INSERT INTO ticket (turn_id, session_id, key, at_s) VALUES (?, ?, ?, ?)
-            ON CONFLICT (turn_id) DO UPDATE SET decision = NULL, at_s = excluded.at_s"""
+            ON CONFLICT (turn_id) DO UPDATE SET decision = NULL, reported = reported AND ended, at_s = excluded.at_s"""
         turn_id = column(record.turn_id)
         self._run(sql, turn_id, column(record.session_id), column(record.key), at_s)
         self._run("INSERT INTO request VALUES (?, ?) ON CONFLICT DO NOTHING", turn_id, self._codec.encode(record))

@@ -73,7 +73,7 @@ def _died_running(move: Move, event: Died) -> None:
         _count_death(move, event)
     if move.unwanted:
         finish(move, TurnResult(interrupted=True), event.now_s, forced=event.expected)
-    elif event.expected or not _can_go_on(move):
+    elif event.expected or not can_go_on(move):
         fail(move, event.error, event.now_s)
     else:
         _restart(move, event)
@@ -96,7 +96,7 @@ def _count_death(move: Move, event: Died) -> None:
     move.emit(ReportDeath(turn_id=move.ticket.turn_id, incarnation=event.incarnation, cause=event.error.detail))
 
 
-def _can_go_on(move: Move) -> bool:
+def can_go_on(move: Move) -> bool:
     """Say whether the cut attempt can be taken up; where nobody can find out whether it was taken, `on_death` holds at once."""
     ticket, found_again = move.ticket, move.state.resumable_id is not None
     if not ticket.maybe_taken or (move.settings.probes and found_again):

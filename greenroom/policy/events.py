@@ -11,6 +11,8 @@ import attrs
 
 from greenroom.errors import GreenroomError, TransportDiedError
 from greenroom.model import Checkpoint, ProviderUsage, TurnRequest, TurnResult
+from greenroom.policy.commands import How
+from greenroom.policy.state import Settings
 
 
 @attrs.frozen(kw_only=True)
@@ -28,6 +30,16 @@ class Start(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Reopened(Event):
+    """The session goes on after its host died, or after it was closed: no process of it lives, no wait is on, no turn is begun.
+
+    `settings` hold from now on, but for the nonce, which is the session's for good.
+    """
+
+    settings: Settings
+
+
+@attrs.frozen(kw_only=True)
 class Adopt(Event):
     """The caller offers a conversation. Answered by AdoptVerdict."""
 
@@ -37,13 +49,19 @@ class Adopt(Event):
 
 @attrs.frozen(kw_only=True)
 class Prepare(Event):
-    """A ticket is asked for. Answered by Grant or Refuse. `nonce` is a random UUID from which the wire ids of its attempts are derived."""
+    """A ticket is asked for. Answered by Grant or Refuse. `nonce` is a random UUID from which the wire ids of its attempts are derived.
+
+    `sent_attempt`: a dead host sent the ticket's attempt of this number (`sent_how`), and no end of it was seen: run, it is taken up as
+    after any death. 0: nothing was sent.
+    """
 
     turn_id: str
     nonce: str
     request: TurnRequest
     expect_conversation: str | None = None
     pin: bool = False
+    sent_attempt: int = 0
+    sent_how: How = How.PROMPT
 
 
 @attrs.frozen(kw_only=True)
@@ -107,6 +125,7 @@ class Failed(Event):
     long, a forced interrupt), so it says nothing against the conversation.
     `killed`: its process is being ended by us (an ignored interrupt after a timeout, a start that never answered): Died(expected)
     follows. A start that failed and was not killed is over, as far as the policy is concerned.
+    `sent`: False when nothing of the attempt was given to the provider (it could not be recorded first).
     """
 
     turn_id: str | None
@@ -118,6 +137,7 @@ class Failed(Event):
     nudgeable: bool = False
     keeps_conversation: bool = False
     killed: bool = False
+    sent: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -182,6 +202,7 @@ class Close(Event):
 
 SessionInput = (
     Start
+    | Reopened
     | Adopt
     | Prepare
     | Cancelled

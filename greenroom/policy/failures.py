@@ -27,6 +27,8 @@ def failed(move: Move, event: Failed) -> None:
 
 
 def _book_failure(move: Move, event: Failed, *, opening: bool) -> None:
+    if not event.sent:
+        return
     usage = event.usage or getattr(event.error, "usage", None)
     refused = isinstance(event.error, SessionResumeError)
     if usage is not None or not (refused or opening):

@@ -8,15 +8,23 @@ that it was told to close. The table of all of it is docs/transitions.md, made f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import assert_never
 
 import attrs
 
-from greenroom.errors import ContinuityError, GreenroomError, SessionResumeError, SessionStateError, TurnTimeoutError
+from greenroom.errors import (
+    ContinuityError,
+    GreenroomError,
+    SessionResumeError,
+    SessionStateError,
+    TransportDiedError,
+    TurnTimeoutError,
+)
 from greenroom.model import Checkpoint, TurnResult
 from greenroom.policy.attempts import execute, is_another, open_process, refuse_another
 from greenroom.policy.commands import AdoptVerdict, Command, Fail, Grant, InterruptAttempt, Refusal, Refuse, ReportRestart, Stop, WaitReason
-from greenroom.policy.deaths import died, swallowed
+from greenroom.policy.deaths import can_go_on, died, swallowed
 from greenroom.policy.events import (
     Adopt,
     Cancelled,
@@ -29,6 +37,7 @@ from greenroom.policy.events import (
     Opened,
     Prepare,
     Release,
+    Reopened,
     RunBegan,
     SessionInput,
     Start,
@@ -37,11 +46,11 @@ from greenroom.policy.events import (
     WaitDone,
 )
 from greenroom.policy.failures import failed
-from greenroom.policy.move import Move, end_process, forget_process, keep_deadline, leave_wait, remember, save, tell_end
+from greenroom.policy.move import Move, drop, end_process, forget_process, keep_deadline, leave_wait, remember, save, tell_end
 from greenroom.policy.outcome import fail, finish
 from greenroom.policy.state import BEGUN, Held, Phase, SessionView, Settings, State, Ticket, initial, public_snapshot
 
-__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "step"]
+__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "step"]
 
 
 def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912 (one line per event)
@@ -50,6 +59,8 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
     match event:
         case Start():
             _start(move, event)
+        case Reopened():
+            _reopened(move, event)
         case Adopt():
             _adopt(move, event)
         case Prepare():
@@ -86,6 +97,14 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
     return move.state, tuple(move.commands)
 
 
+def replay(settings: Settings, events: Iterable[SessionInput]) -> State:
+    """Return the state of a session with these settings to which all this happened, in order."""
+    state = initial(settings)
+    for event in events:
+        state, _ = step(state, event)
+    return state
+
+
 def _start(move: Move, event: Start) -> None:
     if move.state.started or move.state.closing:
         move.ignore("the session has begun already")
@@ -93,6 +112,30 @@ def _start(move: Move, event: Start) -> None:
     move.change(started=True)
     if event.checkpoint is not None and move.settings.supports_resume:
         _take_up(move, event.checkpoint)
+
+
+def _reopened(move: Move, event: Reopened) -> None:
+    """Whatever was under way died with the host; what may be in the conversation is remembered, so that it is looked for there."""
+    state = move.state
+    if state.ticket is not None and state.ticket.attempt > 0 and state.phase in BEGUN:
+        move.hold(reached=True)
+    move.change(
+        settings=attrs.evolve(event.settings, session_nonce=state.settings.session_nonce),
+        phase=Phase.IDLE,
+        started=True,
+        ticket=None,
+        process=None,
+        ending=frozenset(),
+        deaths=(),
+        waiting=None,
+        idle_since_s=event.now_s,
+        closing=False,
+        stopped=False,
+    )
+    if move.state.resumable_id is None and move.state.held != Held(generation=state.held.generation):
+        drop(move)  # what its process knew is gone with it
+    if move.state == state:
+        move.ignore("nothing was under way")
 
 
 def _take_up(move: Move, checkpoint: Checkpoint) -> None:
@@ -138,7 +181,14 @@ def _grant(move: Move, event: Prepare) -> None:
         expected_conversation=move.state.conversation_id,
         strict=event.expect_conversation is not None,
         pinned=event.pin,
+        attempt=event.sent_attempt,
+        how=event.sent_how,
+        again=event.sent_attempt == 0,
+        maybe_taken=event.sent_attempt > 0,
+        cut=event.sent_attempt > 0,
     )
+    if event.sent_attempt > 0:
+        move.hold(reached=True)
     move.change(ticket=ticket, phase=Phase.PREPARED, started=True)
     _release_if_idle(move, event.now_s)
     move.emit(Grant(turn_id=ticket.turn_id, expected_conversation=ticket.expected_conversation, superseded=superseded))
@@ -176,11 +226,16 @@ def _begin(move: Move, event: RunBegan) -> None:
         _finish_unrun(move, event.now_s)
     elif ticket.keepsake and ticket.expected_conversation not in (None, held.public_id):
         fail(move, SessionResumeError(ticket.expected_conversation, detail="the session lost it before the turn ran"), event.now_s)
-    elif _fits(move.state, ticket):
+    elif ticket.maybe_taken and not can_go_on(move):
+        fail(move, TransportDiedError(reason="the host died, and nobody can find out whether the provider took the message"), event.now_s)
+    elif _fits(move.state, ticket) and not ticket.maybe_taken:
         execute(move, event.now_s)
     else:
-        end_process(move, reason="the turn needs a process with other flags")
+        end_process(move, reason="the turn needs a process of its own to find out what was taken" if ticket.cut else _OTHER_FLAGS)
         open_process(move, event.now_s)
+
+
+_OTHER_FLAGS = "the turn needs a process with other flags"
 
 
 def _fits(state: State, ticket: Ticket) -> bool:

@@ -38,6 +38,7 @@ from greenroom.policy.events import (
     Opened,
     Prepare,
     Release,
+    Reopened,
     RunBegan,
     SessionInput,
     Start,
@@ -97,9 +98,11 @@ def _happenings(state: State) -> Iterable[tuple[str, SessionInput]]:
     died = Died(now_s=99, incarnation=incarnation, error=_DEATH)
     done = Succeeded(now_s=99, turn_id=turn_id, incarnation=incarnation, result=TurnResult())
     yield "Start(checkpoint)", attrs.evolve(_TAKEN_UP, now_s=99)
+    yield "Reopened", Reopened(now_s=99, settings=_SETTINGS)
     yield "Adopt", Adopt(now_s=99, request_id="r", checkpoint=Checkpoint("c9"))
     yield "Prepare", attrs.evolve(_PREPARE, turn_id="t9")
     yield "Prepare(expects another)", attrs.evolve(_PREPARE, turn_id="t9", expect_conversation="c9")
+    yield "Prepare(sent by a dead host)", attrs.evolve(_PREPARE, turn_id="t9", sent_attempt=1)
     yield "Cancelled", Cancelled(now_s=99, turn_id=turn_id)
     yield "RunBegan", RunBegan(now_s=99, turn_id=turn_id, flags="a")
     yield "RunBegan(other flags)", RunBegan(now_s=99, turn_id=turn_id, flags="b")

@@ -176,6 +176,17 @@ def find_marked(prefix_or_mark: str) -> list[Found]:
     return scan().matching([prefix_or_mark])
 
 
+def start_time_of(pid: int) -> int | None:
+    """Return when the process started, in clock ticks since the boot, as `Found` has it; None when it is gone."""
+    if not _ON_LINUX:
+        return next((entry.start_time for entry in _scan_psutil()._entries.values() if entry.pid == pid), None)  # noqa: SLF001
+    try:
+        state = _stat(pid)
+    except OSError:
+        return None
+    return None if state is None else state[0]
+
+
 def _first(marks: tuple[str, ...], exact: set[str], prefixes: tuple[str, ...]) -> str | None:
     return next((mark for mark in marks if mark in exact or mark.startswith(prefixes)), None)
 

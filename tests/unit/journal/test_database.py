@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import sqlite3
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -391,3 +393,16 @@ def test_the_files_are_ours_alone_whatever_the_umask(tmp_path):
         os.umask(before)
     assert modes == dict.fromkeys(["journal.db", "journal.db-wal", "journal.db-shm", "lock"], 0o600)
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_was_being_forked_when_its_owner_died_holds_the_directory_for_a_moment(tmp_path):
+    """Between fork and exec a child has the descriptor of the lock; an owner that is killed then leaves the lock with the child."""
+    program = """
+import fcntl, json, os, socket, subprocess, sys
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.flock(fd, fcntl.LOCK_EX)
+os.write(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+subprocess.Popen(["sleep", "0.3"], pass_fds=[fd])
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "lock")], check=True)
+    Journal.open(tmp_path).close()

@@ -48,6 +48,7 @@ from greenroom.policy.events import (
     Opened,
     Prepare,
     Release,
+    Reopened,
     RunBegan,
     Start,
     Succeeded,
@@ -82,7 +83,7 @@ SETTINGS = st.builds(
     retries_in_place=st.booleans(),
 )
 
-WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt"]
+WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies"]
 PASSAGES = ["probe)", "continue, attempt", "retry, attempt", "Finish(reset)", "Finish(replaced)", "in use", "after a death", "Stop"]
 
 
@@ -112,6 +113,7 @@ class World(RuleBasedStateMachine):
         self.superseded: set[str] = set()
         self.interrupted: set[str] = set()
         self.maybe_taken: set[str] = set()
+        self.sent: dict[str, Execute] = {}
         self.wait: Wait | None = None
         self.deadline: SetDeadline | None = None
         self.stops = 0
@@ -136,7 +138,8 @@ class World(RuleBasedStateMachine):
     # --- the shell
 
     def tell(self, event_type, **fields):
-        event = event_type(now_s=self.now_s, **fields)
+        known = attrs.has(type(event_type))
+        event = attrs.evolve(event_type, now_s=self.now_s, **fields) if known else event_type(now_s=self.now_s, **fields)
         before = self.state
         self.events.append(event)
         self.state, commands = step(self.state, event)
@@ -221,7 +224,7 @@ class World(RuleBasedStateMachine):
         assert command.turn_id not in self.interrupted
         uuid.UUID(command.receipt)
         assert command.probe or command.receipt not in self.maybe_taken, "sent twice without asking"
-        child.running = command
+        child.running = self.sent[command.turn_id] = command
 
     def ends(self, turn_id, command):
         assert turn_id not in self.ended, "a second end"
@@ -286,8 +289,31 @@ class World(RuleBasedStateMachine):
             case "adopt":
                 self.given_ids.add("c-adopted")
                 self.tell(Adopt, request_id="r", checkpoint=Checkpoint("c-adopted"))
+            case "host dies" if not self.state.closing:
+                self.host_dies(take_up=data.draw(st.booleans()))
             case _:
                 pass
+
+    def host_dies(self, *, take_up):
+        """Everything of the host is gone; its begun turn is open, and taken up or not."""
+        ticket = self.state.ticket if self.state.phase in BEGUN else None
+        for child in self.children.values():
+            self.gone(child)
+        self.wait = self.deadline = None
+        self.tell(Reopened, settings=self.state.settings)
+        assert self.state.phase is Phase.IDLE
+        assert self.state.ticket is None
+        if ticket is None:
+            return
+        self.begun.discard(ticket.turn_id)
+        sent = self.sent.get(ticket.turn_id)
+        if not take_up or ticket.turn_id in self.interrupted:
+            return
+        if sent is not None:
+            self.maybe_taken.add(sent.receipt)
+        fields = {"sent_attempt": sent.attempt, "sent_how": sent.how} if sent is not None else {}
+        self.tell(attrs.evolve(self.tickets[ticket.turn_id], expect_conversation=None), **fields)
+        self.run("a", ticket.turn_id)
 
     def prepare(self, *, pin, demanded, timeout):
         turn_id = f"t{len(self.tickets) + 1}"

@@ -1,0 +1,66 @@
+"""Which tickets of a session are known by the caller's own names for the work? Any thread, under the lock of the session that asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from greenroom.actors.ticket import TicketCore, TicketState
+from greenroom.errors import GreenroomError, SessionStateError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from greenroom.agent import TurnTicket
+
+
+@attrs.frozen(kw_only=True)
+class Keyed:
+    """A ticket that was prepared under a key in this process."""
+
+    ticket: TurnTicket
+    core: TicketCore
+    nonce: str
+    request_hash: str
+
+    @property
+    def open(self) -> bool:
+        """Whether it is prepared, or runs."""
+        return not self.core.cell.settled
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has an outcome: not one that was cancelled, superseded or refused before anything was sent."""
+        if self.open or self.core.state is not TicketState.BEGUN:
+            return False
+        try:
+            self.core.cell.get()
+        except GreenroomError as error:
+            return not isinstance(error, (SessionStateError, StoreUnavailableError))
+        return True
+
+
+class Keys:
+    """The keyed tickets of a session. With a journal (`durable`) those that have ended are left to it."""
+
+    def __init__(self, *, durable: bool) -> None:
+        self._durable = durable
+        self._known: dict[str, Keyed] = {}
+
+    def add(self, key: str, keyed: Keyed) -> None:
+        """Know one more."""
+        if self._durable:
+            self._known = {name: known for name, known in self._known.items() if not known.ran}
+        self._known[key] = keyed
+
+    def find(self, key: str, request_hash: str) -> Keyed | None:
+        """Return the ticket under `key`. Raises SessionStateError when it has another request."""
+        known = self._known.get(key)
+        if known is not None:
+            check_same(key, known.ticket.turn_id, known.request_hash, request_hash)
+        return known
+
+
+def check_same(key: str, turn_id: str, recorded_hash: str, request_hash: str) -> None:
+    """Raise SessionStateError when a key comes with another request than the first time."""
+    if recorded_hash != request_hash:
+        raise SessionStateError(f"key {key!r} belongs to turn {turn_id!r}, which has another request")
