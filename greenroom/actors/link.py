@@ -135,23 +135,37 @@ class LinkLost(Message):
 
 
 @attrs.frozen(kw_only=True)
-class DirectoryChecked(Message):
-    """A guest's directory was looked at, on the starter thread: a server takes any, also one that does not exist."""
+class GuestPrepared(Message):
+    """A guest's directory was looked at (a server takes any, also one that does not exist), and the provider's records of its conversation.
+
+    On the starter thread.
+    """
 
     key: str
-    error: GreenroomError | None
+    launch: LaunchSpec
+    error: GreenroomError | None = None
 
 
 class LinkActor(ProcessOwner):
     """Owner of one shared process."""
 
-    def __init__(self, dispatcher: Dispatcher, *, link_id: str, mark: str, supervisor: Ref, job: Callable[[], Message]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        link_id: str,
+        mark: str,
+        supervisor: Ref,
+        job: Callable[[], Message],
+        prepare: Callable[[LaunchSpec], LaunchSpec],
+    ) -> None:
         super().__init__(dispatcher, supervisor=supervisor, job=job)
+        self._prepare = prepare
         self._link_id = link_id
         self._mark = mark
         self._argv: tuple[str, ...] = ()
         self._guests: dict[str, Ref] = {}
-        self._unchecked: dict[str, LaunchSpec] = {}
+        self._unprepared: set[str] = set()
         self._waiting: dict[str, LaunchSpec] = {}
         self._running: set[str] = set()
         self._ending: EndLink | None = None
@@ -166,8 +180,8 @@ class LinkActor(ProcessOwner):
                 self._serve(message)
             case Attach():
                 self._attach(message)
-            case DirectoryChecked():
-                self._directory_checked(message)
+            case GuestPrepared():
+                self._prepared(message)
             case Detach():
                 self._detach(message.key)
             case GuestRun():
@@ -211,15 +225,16 @@ class LinkActor(ProcessOwner):
         if self._retiring:
             self._evict(message.key)
             return
-        self._unchecked[message.key] = message.launch
-        self.dispatcher.offload(_check_job(message.key, message.launch), self.actor_ref)
+        self._unprepared.add(message.key)
+        self.dispatcher.offload(_prepare_job(message.key, message.launch, self._prepare), self.actor_ref)
 
-    def _directory_checked(self, message: DirectoryChecked) -> None:
-        key, launch = message.key, self._unchecked.pop(message.key, None)
-        if launch is None:
+    def _prepared(self, message: GuestPrepared) -> None:
+        key, launch = message.key, message.launch
+        if key not in self._unprepared:
             return  # it has left, or been put out
+        self._unprepared.discard(key)
         if message.error is not None:
-            refused = TransportDiedError(reason="its working directory cannot be used")
+            refused = TransportDiedError(reason="it could not be prepared")
             self._part(key, LinkLost(error=refused, expected=True, failed=message.error))
         elif self._driver is None:
             self._waiting[key] = launch
@@ -240,7 +255,7 @@ class LinkActor(ProcessOwner):
     def _detach(self, key: str) -> None:
         if self._guests.pop(key, None) is None:
             return
-        self._unchecked.pop(key, None)
+        self._unprepared.discard(key)
         self._waiting.pop(key, None)
         self._running.discard(key)
         if self._ending is None:
@@ -376,7 +391,7 @@ class LinkActor(ProcessOwner):
         for key, guest in guests.items():
             tell(guest, lost(key))
         self._running.clear()
-        self._unchecked.clear()
+        self._unprepared.clear()
         self._waiting.clear()
         self._retire()
 
@@ -391,15 +406,19 @@ class LinkActor(ProcessOwner):
         tell(self._supervisor, m.LinkGone(link_id=self._link_id, mark=self._mark if had_process else None))
 
 
-def _check_job(key: str, launch: LaunchSpec) -> Callable[[], Message]:
-    """Return the job that looks at a guest's directory, on the starter thread."""
+def _prepare_job(key: str, launch: LaunchSpec, prepare: Callable[[LaunchSpec], LaunchSpec]) -> Callable[[], Message]:
+    """Return the job that looks for what a guest needs, on the starter thread."""
 
     def job() -> Message:
         try:
             check_directory(launch.spec.cwd)
+            return GuestPrepared(key=key, launch=prepare(launch))
         except GreenroomError as error:
-            return DirectoryChecked(key=key, error=error)
-        return DirectoryChecked(key=key, error=None)
+            return GuestPrepared(key=key, launch=launch, error=error)
+        except Exception as error:  # noqa: BLE001 - a transport's code: whatever it raises answers the start
+            failure = GreenroomError(f"the conversation could not be prepared: {error!r}")
+            failure.__cause__ = error
+            return GuestPrepared(key=key, launch=launch, error=failure)
 
     return job
 

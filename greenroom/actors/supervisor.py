@@ -242,7 +242,7 @@ class SupervisorActor(LoopActor):
         mark = make_mark(host_id(), self._room_id, link_id, 1)
         prepare = functools.partial(transport.launch_link, start.launch.spec, mark)
         job = launch_job(prepare, transport.executor or self._executor, self.actor_ref, self._born(link_id, 1, mark))
-        ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job)
+        ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job, prepare=transport.prepare)
         link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=getattr(transport, "max_conversations", 32))
         self._links.add(link)
         self._starting.add(link_id)

@@ -132,6 +132,7 @@ class LaunchSpec:
 
     `cut_receipt`: the attempt that a death has cut; where the provider's records tell whether it was taken, they are asked.
     `cut_calls`: the tool calls that were seen in that turn, of which the provider may have lost the last.
+    `cut_texts`: what users said in it, where a transport has found that on disk (`SharedTransport.prepare`).
     """
 
     spec: ConversationSpec
@@ -144,6 +145,7 @@ class LaunchSpec:
     after_death: bool = False
     cut_receipt: str | None = None
     cut_calls: tuple[ToolCall, ...] = ()
+    cut_texts: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -412,6 +414,10 @@ class SharedTransport(Protocol):
 
     def link_key(self, spec: ConversationSpec) -> Hashable | None:
         """Conversations with one key may share a process; None: a process for each."""
+        ...
+
+    def prepare(self, launch: LaunchSpec) -> LaunchSpec:
+        """Return the launch with what the provider's records add to it. On the starter thread, before the conversation is attached."""
         ...
 
     def launch_link(self, spec: ConversationSpec, mark: str) -> LinkLaunch:

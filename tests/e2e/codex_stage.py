@@ -47,11 +47,11 @@ class CodexStage(Stage):
         return CodexAppServerTransport(**{"binary": self.binary, "env": self.env, **self._transport, **options})
 
     def processes(self, cwd: pathlib.Path | None = None) -> list[psutil.Process]:
-        """Return the servers that we started and that have not ended, oldest first; a shared one works in its home."""
+        """Return the servers of this stage's home that have not ended, oldest first; a shared one works in its home."""
         found = []
         for child in psutil.Process().children():
             try:
-                mine = str(self.binary) in child.cmdline() and "app-server" in child.cmdline()
+                mine = "app-server" in child.cmdline() and child.environ().get("HOME") == str(self.home)
                 if mine and child.status() != psutil.STATUS_ZOMBIE and (cwd is None or child.cwd() == str(cwd)):
                     found.append(child)
             except psutil.Error:

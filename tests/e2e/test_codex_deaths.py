@@ -80,6 +80,11 @@ def test_killed_at_a_frame(codex: str, tmp_path: pathlib.Path, shown: bool) -> N
     together([(codex, tmp_path / name, name, shown) for name in FRAMES], killed_in_the_first_turn, width=3)
 
 
+def test_killed_as_the_message_is_written(codex: str, tmp_path: pathlib.Path) -> None:
+    """Now and then the message is in the thread, but not yet its id: then the thread's file tells (one time in five without it)."""
+    together([(codex, tmp_path / str(number), "input", True) for number in range(8)], killed_in_the_first_turn, width=4)
+
+
 @pytest.mark.parametrize("moment", ["accepted", "started", "input", "command ended", "answer"])
 def test_killed_in_a_later_turn(codex: str, tmp_path: pathlib.Path, moment: str) -> None:
     with cut_stage(tmp_path, codex, FRAMES[moment], shown=True) as stage:

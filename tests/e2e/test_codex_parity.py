@@ -9,6 +9,7 @@ import pathlib
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import attrs
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from greenroom import ApprovalPolicy, NativeMode, NativePermissions, SessionStarted, ToolCall
 from greenroom.testing import write_scripted_codex
 from tests.e2e.codex_stage import CodexStage
-from tests.e2e.stage import Running
+from tests.e2e.stage import Running, together
 from tests.e2e.test_parity import CONSUMED, DELIVERED, IN_VAIN, PLAIN, SCHEMA, STOPPED, Scene, end, seen
 
 READ_ONLY = NativePermissions(NativeMode.READ_ONLY)
@@ -52,11 +53,23 @@ def scripted(line: str, cwd: pathlib.Path) -> str:
 CODES = {"context_length_exceeded": "contextWindowExceeded", "insufficient_quota": "usageLimitExceeded"}
 
 
+@contextmanager
+def playing(kind: str, codex: str, folder: pathlib.Path) -> Iterator[Cli]:
+    """A stage of its own for one of the two."""
+    binary = codex if kind == "real" else write_scripted_codex(folder / "bin")
+    with CodexStage(folder, binary, env={"GREENROOM_SCRIPTED_STATE": str(folder / "state")}) as stage:
+        yield Cli(kind, stage)
+
+
 @pytest.fixture(params=["scripted", "real"])
-def cli(request: pytest.FixtureRequest, codex: str, tmp_path: pathlib.Path) -> Iterator[Cli]:
-    binary = codex if request.param == "real" else write_scripted_codex(tmp_path / "bin")
-    with CodexStage(tmp_path, binary, env={"GREENROOM_SCRIPTED_STATE": str(tmp_path / "state")}) as stage:
-        yield Cli(request.param, stage)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def cli(kind: str, codex: str, tmp_path: pathlib.Path) -> Iterator[Cli]:
+    with playing(kind, codex, tmp_path) as cli:
+        yield cli
 
 
 def plainly(cli: Cli, running: Running) -> None:
@@ -132,18 +145,21 @@ SCENES = {
 }
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_a_scene(cli: Cli, scene: str) -> None:
+def play(kind: str, codex: str, folder: pathlib.Path, scene: str) -> None:
     it = SCENES[scene]
-    with cli.stage.session() as session:
+    with playing(kind, codex, folder) as cli, cli.stage.session() as session:
         running = cli.stage.begin(session, cli.prompt(it.lines.replace("{cwd}", str(cli.stage.cwd))), **it.request)
         it.act(cli, running)
         ended = end(running)
-        said = [re.sub(r"(?<=retry): .*|(?<=\{\"n\":) ", "", one) for one in seen(running, texts=it.texts)]
+        said = [re.sub(r"(?<=retry): .*|(?<={\"n\":) ", "", one) for one in seen(running, texts=it.texts)]
         assert (ended, said) == (it.end, ["run", "session", *it.seen])
         after = cli.stage.begin(session, "SAY next", prepare={"pin": session.conversation_id is not None})
         assert end(after) == PLAIN
         assert seen(after)[-2:] == ["text next", "usage"]
+
+
+def test_scenes(kind: str, codex: str, tmp_path: pathlib.Path) -> None:
+    together([(kind, codex, tmp_path / str(number), scene) for number, scene in enumerate(SCENES)], play, width=4)
 
 
 @pytest.mark.parametrize("policy", [ApprovalPolicy.DENY, ApprovalPolicy.FAIL_TURN])

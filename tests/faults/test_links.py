@@ -363,7 +363,7 @@ def test_a_flood_holds_nobody_up(bench):
 
 
 LINK = [
-    *named(link, "Attach Detach GuestRun GuestSteer GuestInterrupt EndLink DirectoryChecked"),
+    *named(link, "Attach Detach GuestRun GuestSteer GuestInterrupt EndLink GuestPrepared"),
     *named(process_owner, "Launched"),
     TimerFired,
     PipeReady,

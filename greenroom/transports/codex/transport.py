@@ -11,6 +11,8 @@ import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 
+import attrs
+
 from greenroom.clock import Clock
 from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.ids import IdAllocator
@@ -20,6 +22,7 @@ from greenroom.transports.binaries import Program
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
+from greenroom.transports.codex.rollout import last_messages
 from greenroom.transports.environment import child_env, without_parent
 from greenroom.transports.marks import VARIABLE
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
@@ -142,7 +145,7 @@ class CodexAppServerTransport:
             argv=argv,
             cwd=launch.spec.cwd,
             env=env,
-            codec=CodexCodec(self._config(argv, env), launch),
+            codec=CodexCodec(self._config(argv, env), self.prepare(launch)),
             startup_timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
         )
@@ -160,6 +163,12 @@ class CodexAppServerTransport:
         if not self.shared:
             return None
         return (NAME, self.find_binary(), tuple(sorted(self._environment().items())), self.state_home)
+
+    def prepare(self, launch: LaunchSpec) -> LaunchSpec:
+        """Return the launch with what users said in the turn that a death has cut. Reads the thread's file."""
+        if launch.resume_id is None or launch.cut_receipt is None:
+            return launch
+        return attrs.evolve(launch, cut_texts=last_messages(self.state_home, launch.resume_id))
 
     @property
     def first_key(self) -> Hashable:

@@ -20,7 +20,7 @@ from greenroom.transports.codex import items, params
 from greenroom.transports.codex.classify import Failure, refused_request
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.desk import Pending, RequestDesk
-from greenroom.transports.codex.lines import Frame, obj, text
+from greenroom.transports.codex.lines import Frame, clean, obj, text
 from greenroom.transports.codex.outcome import Verdict
 from greenroom.transports.codex.state import History, OpenAttempt, Steer, Stop
 from greenroom.transports.codex.usage import Ledger
@@ -75,13 +75,19 @@ class Turns:
 
     def start_turn(self, attempt: Attempt, now_s: float) -> Iterator[Output]:
         """Begin an attempt, unless the history shows that it was taken before the death."""
-        if attempt.probe and attempt.receipt in self.history.receipts:
+        if attempt.probe and self._was_taken(attempt):
             self._taken.add(attempt.turn_id)
             yield AttemptSwallowed(attempt.turn_id)
             return
         self.open = OpenAttempt(attempt=attempt)
         self._ledger.begin()
         yield from self.write(now_s)
+
+    def _was_taken(self, attempt: Attempt) -> bool:
+        """Say whether the thread has the message of an attempt that was cut: by its id, or where the kill came before that was written."""
+        said = attempt.request.prompt if attempt.how is How.PROMPT else params.CONTINUE_TEXT
+        is_cut = self.history.last_status == "interrupted"
+        return attempt.receipt in self.history.receipts or (is_cut and clean(said) in self._launch.cut_texts)
 
     def write(self, now_s: float) -> Iterator[Output]:
         """Write the open attempt, unless a turn runs (it would become a steer of it) or the commands of one are being ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 from codex_wire import (
     R1,
@@ -518,6 +519,18 @@ def test_a_probe_is_answered_by_the_history(status: str) -> None:
     assert server.of(AttemptSwallowed) == [AttemptSwallowed(f"turn of {R1}")]
     assert not server.asked("turn/start")
     server.start(R2)
+
+
+@pytest.mark.parametrize(
+    ("status", "on_disk", "taken"), [("interrupted", "prompt", True), ("interrupted", "other", False), ("completed", "prompt", False)]
+)
+def test_a_probe_is_answered_by_the_threads_file_where_the_item_is_missing(status: str, on_disk: str, taken: bool) -> None:
+    """Killed between the message and its item. A turn that has ended is not the one that was cut, whatever was said in it."""
+    cut = attrs.evolve(launch(resume=T1, after_death=True), cut_texts=(on_disk,))
+    server = Server().attached(spec=cut, reply=past({"id": "old", "status": status, "items": []}))
+    server.start(R1, probe=True)
+    assert bool(server.of(AttemptSwallowed)) == taken
+    assert len(server.asked("turn/start")) == (0 if taken else 1)
 
 
 def test_a_probe_of_what_was_not_taken_is_the_attempt() -> None:
