@@ -269,7 +269,8 @@ class FakeTransport:
 
     An outcome is a `FakeTurn` or an error to raise (`turn_failed`, `resume_refused`, `turn_timeout`, `turn_died`); without `outcomes`
     every turn answers `echo: <prompt>`. `opens` does the same for `open`: an error to raise, or None. `steerable` conversations take
-    text; `retries_in_place` gives them `retry(emit)`; with the same `state_home` two of them are one provider. What happened is in `specs`, `conversations`, `requests`, `steers`, `retries`.
+    text; `retries_in_place` gives them `retry(emit)`;
+    with the same `state_home` two of them are one provider. What happened is in `specs`, `conversations`, `requests`, `steers`, `retries`.
     """
 
     def __init__(
