@@ -53,7 +53,7 @@ def learn(known, theirs, ours):
 
 
 def ours(known, frame, cwd):
-    text = json.dumps(frame).replace("/rig/work", str(cwd))
+    text = json.dumps(frame).replace("/rig/tree", str(cwd))
     for their, our in known.items():
         text = text.replace(their, our)
     return json.loads(text)
