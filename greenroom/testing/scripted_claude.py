@@ -1117,6 +1117,9 @@ class Turn:
         pid = os.fork()
         if pid == 0:
             detach(seconds or "60", keep_output=keep_output)
+        until = time.monotonic() + 2
+        while os.getsid(pid) != pid and time.monotonic() < until:  # it is detached when it is told of
+            select.select([], [], [], 0.001)
         self.tool_result(tool_id, f"spawned {pid}")
         self.say(f"spawned {pid}")
 
