@@ -27,6 +27,37 @@ class TicketPort(Protocol):
         """Its name."""
         ...
 
+    @property
+    def ended(self) -> bool:
+        """Whether the outcome is there."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> Turn:
+        """Wait for the outcome, or raise it."""
+        ...
+
+
+class RecoveredPort(Protocol):
+    """A turn that an earlier run, which died, left without an outcome."""
+
+    @property
+    def turn_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def key(self) -> str | None:
+        """The name that its run gave to the work."""
+        ...
+
+    @property
+    def verdict(self) -> Any:
+        """What is known of it."""
+        ...
+
+    def discard(self) -> None:
+        """Let it be; may block for a moment."""
+
 
 class SessionPort(Protocol):
     """A session as the command uses it."""
@@ -41,8 +72,8 @@ class SessionPort(Protocol):
         """What the session has consumed so far."""
         ...
 
-    def prepare_turn(self, request: TurnRequest) -> Any:
-        """Name a turn; may block for a moment. Returns a ticket."""
+    def prepare_turn(self, request: TurnRequest, *, key: str | None = None) -> Any:
+        """Name a turn, under a key the same one as before; may block for a moment. Returns a ticket."""
         ...
 
     async def arun(self, ticket: Any, *, on_event: Callable[[AgentEvent | SessionEvent], None] | None = None) -> Turn:
@@ -65,8 +96,8 @@ class SessionPort(Protocol):
 class AgentPort(Protocol):
     """An agent as the command uses it."""
 
-    def session(self, cwd: Path, *, resume_id: str | None = None) -> SessionPort:
-        """Open a session."""
+    def session(self, cwd: Path, *, resume_id: str | None = None, session_id: str | None = None) -> SessionPort:
+        """Open a session; one of that name that is on record goes on."""
         ...
 
 
@@ -75,6 +106,10 @@ class RoomPort(Protocol):
 
     def close(self, deadline_s: float = 10) -> None:
         """End everything; blocks for at most about `deadline_s`."""
+
+    def recovered(self) -> tuple[RecoveredPort, ...]:
+        """What earlier runs left without an outcome."""
+        ...
 
 
 _MODES = {"bypass": NativeMode.BYPASS, "workspace-write": NativeMode.WORKSPACE_WRITE}
@@ -88,9 +123,10 @@ def _library() -> Any:
 class Engine:
     """The real engine. Tests hand another one to the command."""
 
-    def open_room(self, *, max_starting: int) -> RoomPort:
-        """Open a room; may block for a moment."""
-        room: RoomPort = _library().Greenroom(max_starting=max_starting)
+    def open_room(self, *, max_starting: int, state_dir: Path | None = None) -> RoomPort:
+        """Open a room; may block for seconds, while what an earlier run left is ended."""
+        durable = {} if state_dir is None else {"state_dir": state_dir}
+        room: RoomPort = _library().Greenroom(max_starting=max_starting, **durable)
         return room
 
     def agents(self, room: Any, *, claude_binary: Path | None) -> Callable[[AgentSettings], AgentPort]:
