@@ -19,14 +19,14 @@ import typer
 from greenroom import __version__
 from greenroom.cli import demo as demo_command
 from greenroom.cli import doctor as doctor_command
-from greenroom.cli.engine import Engine
+from greenroom.cli.engine import Engine, RoomPort
 from greenroom.cli.fields import BadInputError, build_tasks
 from greenroom.cli.offload import Lane, Threads
 from greenroom.cli.plan import Plan, make_plan
 from greenroom.cli.progress import Board
 from greenroom.cli.reporter import Reporter, Screen
 from greenroom.cli.results import Outcome, ResultLog, TaskRecord, done_before, exit_status, read_results
-from greenroom.cli.runner import FORCED_DEADLINE_S, Limits, Runner
+from greenroom.cli.runner import FORCED_DEADLINE_S, Limits, Runner, Unknown
 from greenroom.cli.safe_text import one_line
 from greenroom.cli.spelling import did_you_mean
 from greenroom.cli.stopping import StopRequest, signals_to
@@ -143,6 +143,10 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
     context: typer.Context,
     tasks: Annotated[str, typer.Argument(metavar="TASKS", help="A .toml or .jsonl file, or - for standard input.")],
     out: Annotated[Path | None, typer.Option(help="Append results to this JSON Lines file; run again to do only what is not done.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Journal the run here; after a crash, run again to go on.")] = None,
+    unknown: Annotated[
+        Unknown, typer.Option(help="With --state-dir: tasks that a run which died had sent, without seeing their end.")
+    ] = Unknown.CONTINUE,
     parallel: Annotated[int, typer.Option(min=1, help="How many turns run at once.")] = 8,
     max_starting: Annotated[int, typer.Option(min=1, help="How many processes may be starting at once.")] = 8,
     max_cost_usd: Annotated[float | None, typer.Option(help="Begin no further task once this much is spent.")] = None,
@@ -171,7 +175,8 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         _refuse([error])
     run = _Run(
         plan=plan,
-        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd),
+        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, unknown=unknown if state_dir is not None else None),
+        state_dir=state_dir,
         log=log,
         done=done,
         max_starting=max_starting,
@@ -217,10 +222,16 @@ class _Run:
     limits: Limits
     log: ResultLog | None
     done: Mapping[str, Any]
+    state_dir: Path | None
     max_starting: int
     claude_binary: Path | None
     codex_binary: Path | None
     engine: Engine
+
+    def open_room(self) -> RoomPort:
+        """Open the room; may block for seconds."""
+        durable = {} if self.state_dir is None else {"state_dir": self.state_dir}
+        return self.engine.open_room(max_starting=self.max_starting, **durable)
 
 
 async def _go(run: _Run) -> int:
@@ -231,7 +242,7 @@ async def _go(run: _Run) -> int:
         board.done_before(task_id)
     reporter = Reporter(board, Screen())
     with signals_to(stop.ask), contextlib.closing(offload):
-        room = await offload(Lane.ROOM, lambda: run.engine.open_room(max_starting=run.max_starting))
+        room = await offload(Lane.ROOM, run.open_room)
         try:
             agents = run.engine.agents(room, claude_binary=run.claude_binary, codex_binary=run.codex_binary)
             runner = Runner(
@@ -250,7 +261,7 @@ async def _go(run: _Run) -> int:
         finally:
             await offload(Lane.ROOM, room.close, FORCED_DEADLINE_S if stop.by_force.is_set() else _SHUTDOWN_S)
     _print_summary(board, records, runner, len(run.done))
-    if run.log is None:
+    if run.log is None and run.state_dir is None:
         _hint("the answers were not kept; with --out FILE they are, and a second run does only the rest")
     status = exit_status(runner.outcomes.values(), interrupted=stop.asked)
     return status or (1 if runner.trouble else 0)

@@ -151,7 +151,7 @@ class Cast:
     agent: Any
     sessions: dict[str, SessionPort]
 
-    def session(self, cwd: Path, *, resume_id: str | None = None) -> SessionPort:
+    def session(self, cwd: Path, *, resume_id: str | None = None, session_id: str | None = None) -> SessionPort:
         """Open a session."""
         opened: SessionPort = self.agent.session(cwd)
         self.sessions[cwd.name] = opened

@@ -22,6 +22,28 @@ from greenroom.transports.catalog import PROVIDERS
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 
 
+class RecoveredPort(Protocol):
+    """A turn that an earlier run, which died, left without an outcome."""
+
+    @property
+    def turn_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def key(self) -> str | None:
+        """The name that its run gave to the work."""
+        ...
+
+    @property
+    def verdict(self) -> Any:
+        """What is known of it."""
+        ...
+
+    def discard(self) -> None:
+        """Let it be; may block for a moment."""
+
+
 class SessionPort(Protocol):
     """A session as the command uses it."""
 
@@ -35,8 +57,8 @@ class SessionPort(Protocol):
         """What the session has consumed so far."""
         ...
 
-    def prepare_turn(self, request: TurnRequest) -> Any:
-        """Name a turn; may block for a moment. Returns a ticket."""
+    def prepare_turn(self, request: TurnRequest, *, key: str | None = None) -> Any:
+        """Name a turn, under a key the same one as before; may block for a moment. Returns a ticket."""
         ...
 
     async def arun(self, ticket: Any, *, on_event: Callable[[AgentEvent | SessionEvent], None] | None = None) -> Turn:
@@ -59,8 +81,8 @@ class SessionPort(Protocol):
 class AgentPort(Protocol):
     """An agent as the command uses it."""
 
-    def session(self, cwd: Path, *, resume_id: str | None = None) -> SessionPort:
-        """Open a session."""
+    def session(self, cwd: Path, *, resume_id: str | None = None, session_id: str | None = None) -> SessionPort:
+        """Open a session; one of that name that is on record goes on."""
         ...
 
 
@@ -70,6 +92,10 @@ class RoomPort(Protocol):
     def close(self, deadline_s: float = 10) -> object:
         """End everything; blocks for at most about `deadline_s`."""
 
+    def recovered(self) -> tuple[RecoveredPort, ...]:
+        """What earlier runs left without an outcome."""
+        ...
+
 
 _MODES = {"bypass": NativeMode.BYPASS, "workspace-write": NativeMode.WORKSPACE_WRITE}
 _APPROVALS = {"deny": ApprovalPolicy.DENY, "fail-turn": ApprovalPolicy.FAIL_TURN}
@@ -78,9 +104,9 @@ _APPROVALS = {"deny": ApprovalPolicy.DENY, "fail-turn": ApprovalPolicy.FAIL_TURN
 class Engine:
     """The real engine. Tests hand another one to the command."""
 
-    def open_room(self, *, max_starting: int) -> RoomPort:
-        """Open a room; may block for a moment."""
-        return Greenroom(max_starting=max_starting)
+    def open_room(self, *, max_starting: int, state_dir: Path | None = None) -> RoomPort:
+        """Open a room; may block for seconds, while what an earlier run left is ended."""
+        return Greenroom(max_starting=max_starting, state_dir=state_dir)
 
     def agents(self, room: Any, *, claude_binary: Path | None, codex_binary: Path | None = None) -> Callable[[AgentSettings], AgentPort]:
         """Return what makes the agents of `room`."""

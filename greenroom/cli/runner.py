@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
+import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -51,12 +54,35 @@ class Log(Protocol):
         """Keep a record. Raises OSError."""
 
 
+class Unknown(enum.Enum):
+    """What becomes of a task that a run which died had sent to the provider, without seeing its end."""
+
+    CONTINUE = "continue"
+    RERUN = "rerun"
+    FAIL = "fail"
+
+
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What bounds a run. `max_cost_usd` stops the admission of tasks, and lets those that run end."""
+    """What bounds a run. `max_cost_usd` stops the admission of tasks, and lets those that run end.
+
+    `unknown`: the run is journalled, and this is what becomes of tasks with an unknown outcome; None: it is not.
+    """
 
     parallel: int = 8
     max_cost_usd: float | None = None
+    unknown: Unknown | None = None
+
+
+class UnknownOutcomeError(GreenroomError):
+    """A run that died had sent the task to the provider, and nobody knows how it ended."""
+
+    hint = "--unknown continue takes it up where it was cut, --unknown rerun begins it anew"
+
+    def __init__(self, task_id: str, turn_id: str) -> None:
+        self.task_id = task_id
+        self.turn_id = turn_id
+        super().__init__(f"task {task_id!r} was sent as turn {turn_id!r} by a run that died; its outcome is unknown")
 
 
 @attrs.define(kw_only=True)
@@ -194,7 +220,7 @@ class Runner:
         held = await self._open(task)
         if self._stop.asked:
             return record_without_turn(task, Outcome.NOT_STARTED, _STOPPED)
-        ticket = await self._offload(Lane.OPEN, held.session.prepare_turn, _request(task))
+        ticket = await self._offload(Lane.OPEN, self._prepare, task, held.session)
         self._tally(task.id, turn_id=ticket.turn_id)
         if self._stop.asked:  # prepared while the user asked to stop: it never runs
             held.session.interrupt(ticket)
@@ -209,6 +235,27 @@ class Runner:
         held.spent_usd += record.cost_usd or 0.0
         return record
 
+    def _prepare(self, task: Task, session: SessionPort) -> Any:
+        """Name the task's turn. In a journalled run it is the one that an earlier run named, unless that one ended badly. Blocks."""
+        request = _request(task)
+        if self._limits.unknown is None:
+            return session.prepare_turn(request)
+        for number in itertools.count(1):
+            key = f"{task.id}:{task.hash}:{number}"
+            self._decide(task, key)
+            ticket = session.prepare_turn(request, key=key)
+            if not ticket.ended or _ended_well(ticket):
+                return ticket
+        raise AssertionError("unreachable")
+
+    def _decide(self, task: Task, key: str) -> None:
+        for found in self._room.recovered():
+            if found.key == key and found.verdict.name == "UNKNOWN":
+                if self._limits.unknown is Unknown.FAIL:
+                    raise UnknownOutcomeError(task.id, found.turn_id)
+                if self._limits.unknown is Unknown.RERUN:
+                    found.discard()
+
     async def _open(self, task: Task) -> _Held:
         key = task.session_key
         held = self._held.get(key)
@@ -221,7 +268,10 @@ class Runner:
         return held
 
     def _new_session(self, task: Task, resume_id: str | None) -> SessionPort:
-        return self._agents(task.settings).session(task.settings.cwd, resume_id=resume_id)
+        agent, settings = self._agents(task.settings), task.settings
+        if self._limits.unknown is None:
+            return agent.session(settings.cwd, resume_id=resume_id)
+        return agent.session(settings.cwd, session_id="/".join((*task.session_key, _fingerprint(task))))
 
     def _record_error(self, task: Task, error: BaseException, started_s: float) -> TaskRecord:
         self._tally(task.id, duration_ms=_since_ms(started_s))
@@ -344,6 +394,18 @@ class Runner:
             await asyncio.wait(self._running, timeout=_AFTER_FORCE_S)
         for future in self._running:
             future.cancel()
+
+
+def _ended_well(ticket: Any) -> bool:
+    try:
+        return not ticket.wait(0).result.interrupted
+    except GreenroomError:
+        return False
+
+
+def _fingerprint(task: Task) -> str:
+    """Return what tells a session from one of the same name with other settings, which a later task file may have."""
+    return hashlib.sha256(repr(task.settings).encode()).hexdigest()[:16]
 
 
 def _request(task: Task) -> TurnRequest:
