@@ -269,12 +269,17 @@ class Session:
         if core.resumes is not None:
             CLAIMS.take(core.claim_key(core.resumes), core.session_id)
         try:
-            self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))  # noqa: SLF001
+            room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))  # noqa: SLF001
         except BaseException:
             CLAIMS.drop(core.session_id)
             raise
 
     # --- what it is
+
+    @property
+    def _ref(self) -> Any:
+        # Asked for each time: an actor that crashed may have a successor.
+        return self._core.ref
 
     @property
     def id(self) -> str:
@@ -581,7 +586,7 @@ class Session:
         await done
 
     def _begin_close(self) -> None:
-        self._closed = True
+        self._closed = self._core.close_asked = True
         if self._room._pid_is_ours():  # noqa: SLF001
             tell(self._ref, m.CloseSession())
 
@@ -630,10 +635,10 @@ class Session:
         return core.session_id == self.id
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
-        ref = self._ref
+        core = self._core
 
         def on_credit() -> None:
-            tell(ref, m.CreditReturned(turn_id=turn_id))
+            tell(core.ref, m.CreditReturned(turn_id=turn_id))
 
         return on_credit
 
@@ -681,7 +686,7 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self._ended = False
         self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id))  # noqa: SLF001
         session._start(ticket, self._sink)  # noqa: SLF001
-        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)  # noqa: SLF001
+        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._core, ticket.turn_id)  # noqa: SLF001
         self._finalizer.atexit = False
 
     def __aiter__(self) -> TurnStream:
@@ -727,10 +732,10 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self.detach()
 
 
-def _abandon(sink: Sink | None, ref: Any, turn_id: str) -> None:
+def _abandon(sink: Sink | None, core: SessionCore, turn_id: str) -> None:
     if sink is not None and not sink.detached:
         sink.detach()
-        tell(ref, m.Detach(turn_id=turn_id))
+        tell(core.ref, m.Detach(turn_id=turn_id))
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> bool:
