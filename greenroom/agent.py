@@ -278,12 +278,17 @@ class Session:
         if core.resumes is not None:
             CLAIMS.take(core.claim_key(core.resumes), core.session_id)
         try:
-            self._ref = room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))
+            room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))
         except BaseException:
             CLAIMS.drop(core.session_id)
             raise
 
     # --- what it is
+
+    @property
+    def _ref(self) -> Any:
+        # Asked for each time: an actor that crashed may have a successor.
+        return self._core.ref
 
     @property
     def id(self) -> str:
@@ -591,7 +596,7 @@ class Session:
         await done
 
     def _begin_close(self) -> None:
-        self._closed = True
+        self._closed = self._core.close_asked = True
         if self._room._pid_is_ours():
             tell(self._ref, m.CloseSession())
 
@@ -639,10 +644,10 @@ class Session:
         return core.session_id == self.id
 
     def _credit(self, turn_id: str) -> Callable[[], None]:
-        ref = self._ref
+        core = self._core
 
         def on_credit() -> None:
-            tell(ref, m.CreditReturned(turn_id=turn_id))
+            tell(core.ref, m.CreditReturned(turn_id=turn_id))
 
         return on_credit
 
@@ -689,7 +694,7 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self._ended = False
         self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id), self._loop.is_closed)
         session._start(ticket, self._sink)
-        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._ref, ticket.turn_id)
+        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._core, ticket.turn_id)
         self._finalizer.atexit = False
 
     def __aiter__(self) -> TurnStream:
@@ -735,10 +740,10 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self.detach()
 
 
-def _abandon(sink: Sink | None, ref: Any, turn_id: str) -> None:
+def _abandon(sink: Sink | None, core: SessionCore, turn_id: str) -> None:
     if sink is not None and not sink.detached:
         sink.detach()
-        tell(ref, m.Detach(turn_id=turn_id))
+        tell(core.ref, m.Detach(turn_id=turn_id))
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> bool:

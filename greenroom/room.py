@@ -6,6 +6,7 @@ Decides nothing about turns. Thread-safe; refuses by name in a forked child, who
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import threading
@@ -98,6 +99,7 @@ class Greenroom:
             max_starting=max_starting,
             max_live=max_live,
             births=self._births,
+            journal=self._journal,
         )
         _rooms.add(self)
 
@@ -172,6 +174,10 @@ class Greenroom:
         self.close()
 
     # --- for Agent
+
+    @property
+    def _journal(self) -> Callable[[], Any] | None:
+        return self._keeper.ref if self._keeper is not None else None
 
     @property
     def durable(self) -> bool:
@@ -268,14 +274,18 @@ class Greenroom:
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
         core.room_id = self.id
-        return SessionActor.start(
+        start = functools.partial(
+            SessionActor.start,
             self._dispatcher(clock),
             core=core,
             supervisor=self._supervisor,
             store=self._engine.store,
             observer=self._engine.observer,
-            journal=self._keeper.ref if self._keeper is not None else None,
+            journal=self._journal,
         )
+        core.start = start if self._keeper is not None else None
+        core.ref = ref = start()
+        return ref
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ from greenroom.events import AgentEvent, ToolCall
 from greenroom.journal.records import Record as JournalRecord
 from greenroom.model import Checkpoint, ProviderUsage, StoreFault, TurnRequest, TurnResult
 from greenroom.policy.commands import How
+from greenroom.policy.events import SessionInput
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
@@ -418,6 +419,34 @@ class RetireSession(Message):
             CLAIMS.drop(self.session_id)
         finally:
             self.closed.settle(None)
+
+
+@attrs.frozen(kw_only=True)
+class SessionCrashed(Message):
+    """A journalled session's actor crashed; another one is to take over what it `left`. `core` is the session's."""
+
+    session_id: str
+    core: Any
+    left: Any
+
+    def refuse(self) -> None:
+        """There is nobody to do it."""
+        self.core.give_up(self.left)
+
+
+@attrs.frozen(kw_only=True)
+class Recalled(Message):
+    """What the journal has of a session that crashed, or why it has not."""
+
+    session_id: str
+    core: Any
+    left: Any
+    inputs: tuple[SessionInput, ...] | None
+    error: BaseException | None
+
+    def refuse(self) -> None:
+        """There is nobody to take it up."""
+        self.core.give_up(self.left)
 
 
 @attrs.frozen(kw_only=True)

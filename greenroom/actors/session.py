@@ -21,6 +21,7 @@ from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
 from greenroom.actors.gate import Gate
+from greenroom.actors.heirs import Heritage, Left
 from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
@@ -33,7 +34,7 @@ from greenroom.journal import records as r
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, StoreFault, Turn
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
-from greenroom.policy.session import SessionView, Settings, State, initial, public_snapshot, step
+from greenroom.policy.session import Phase, SessionView, Settings, State, initial, public_snapshot, step
 from greenroom.policy.wire_ids import receipt
 from greenroom.transports.base import Attempt, Flags, LaunchSpec
 from greenroom.transports.guard import host_id
@@ -73,6 +74,10 @@ class SessionCore:
     past: Past | None = None
     room_id: str = ""
     log: logging.Logger = logger
+    ref: Any = None
+    close_asked: bool = False
+    start: Callable[[], Ref] | None = None
+    heritage: Heritage | None = None
     view: SessionView = attrs.field(init=False)
     resumes: str | None = attrs.field(init=False)
     spent: ProviderUsage | None = None
@@ -90,6 +95,11 @@ class SessionCore:
     def origin(self) -> State:
         """The state in which the session begins: nothing has happened, or all that did before the host died."""
         return self.past.state if self.past is not None else initial(self.settings)
+
+    def give_up(self, left: Left) -> None:
+        """Nobody goes on with the session after a crash: answer everybody."""
+        self.view = attrs.evolve(self.view, closed=True)
+        left.give_up()
 
     def beginning(self, now_s: float) -> e.SessionInput:
         """Return the first input."""
@@ -126,6 +136,7 @@ class SessionActor(LoopActor):
         self._store = store
         self._observer = observer
         self._state: State = core.origin
+        self._over = False
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
@@ -150,8 +161,33 @@ class SessionActor(LoopActor):
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
         tell(self._supervisor, m.SessionBegan(session_id=self._core.session_id, session=self.actor_ref))
+        heritage, self._core.heritage = self._core.heritage, None
+        if heritage is not None:
+            self._inherit(heritage)
+            return
         self._record_opening()
         self._advance(self._core.beginning(self._now_s()))
+
+    def _inherit(self, heritage: Heritage) -> None:
+        """Go on where an actor that crashed was: with its tickets, and without its process."""
+        left, self._state = heritage.left, heritage.state
+        heritage.settle()
+        self._tickets, self._requests, self._sequence = left.tickets, left.requests, left.sequence
+        self._calls.extend(left.calls)
+        ticket = self._state.ticket
+        self._receipt = receipt(ticket.nonce, ticket.attempt) if ticket is not None and ticket.attempt > 0 else None
+        self._core.view = public_snapshot(self._state)
+        now_s = self._now_s()
+        if self._state.waiting is not None and heritage.wait is not None:
+            self._wait(attrs.evolve(heritage.wait, delay_s=max(0.0, heritage.wait_ends_s - now_s)))
+        if ticket is not None and ticket.deadline_s is not None and self._state.phase is not Phase.RUNNING:
+            self._set_deadline(c.SetDeadline(turn_id=ticket.turn_id, attempt=ticket.attempt, deadline_s=ticket.deadline_s))
+        for ended in heritage.ends(now_s):
+            self._advance(ended)
+        if self._core.close_asked:
+            self._advance(e.Close(now_s=now_s))
+        if self._state.stopped and not self.actor_stopped.is_set() and not self._gate.shut:
+            self._stop_session()
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912, PLR0915 - one line a case
         """Turn each message into an input of the policy, or pass it on."""
@@ -317,7 +353,8 @@ class SessionActor(LoopActor):
             return
         self._forget(message.turn_id)
         message.reply_to.fail(unavailable("no turn was prepared", error))
-        self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
+        if not self._over:
+            self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
         ticket = self._tickets.get(turn_id)
@@ -523,6 +560,8 @@ class SessionActor(LoopActor):
         if error is None:
             if command.incarnation not in self._ending:
                 self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
+            return
+        if self._over:
             return
         refused = unavailable(f"turn {command.turn_id!r} was not sent", error)
         failed = e.Failed(
@@ -745,15 +784,14 @@ class SessionActor(LoopActor):
 
     def on_down(self, error: BaseException | None) -> None:
         """Settle whatever is open. In order nothing is; after a crash nobody may wait for ever."""
+        self._over = True
         crashed: BaseException = (
             SessionStateError("the session is closed") if error is None else SessionCrashedError(self._core.session_id, repr(error))
         )
-        for ticket in list(self._tickets.values()):
-            ticket.fail(crashed)
-        for prepare in self._prepares.values():
-            prepare.reply_to.fail(crashed)
-        for adoption in self._adoptions.values():
-            adoption.settle(value=False)
+        heir = self._core.start is not None and isinstance(crashed, SessionCrashedError) and not self._state.stopped
+        left = self._left(crashed) if isinstance(crashed, SessionCrashedError) else None
+        if not heir:
+            self._settle_all(crashed)
         self._gate.drain(crashed)
         if self._gate_timer is not None:
             self._gate_timer.cancel()
@@ -762,13 +800,42 @@ class SessionActor(LoopActor):
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         if error is not None:
-            self._core.view = attrs.evolve(self._core.view, closed=True)
+            self._log_crash(error)
             for incarnation in self._started:
                 tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=incarnation))
-            tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
+            if heir:
+                tell(self._supervisor, m.SessionCrashed(session_id=self._core.session_id, core=self._core, left=left))
+            else:
+                self._core.view = attrs.evolve(self._core.view, closed=True)
+                tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
             # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
             if self._conversation is not None:
                 tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
+
+    def _settle_all(self, crashed: BaseException) -> None:
+        for ticket in list(self._tickets.values()):
+            ticket.fail(crashed)
+        for prepare in self._prepares.values():
+            prepare.reply_to.fail(crashed)
+        for adoption in self._adoptions.values():
+            adoption.settle(value=False)
+
+    def _left(self, crashed: SessionCrashedError) -> Left:
+        return Left(
+            error=crashed,
+            tickets=dict(self._tickets),
+            requests=dict(self._requests),
+            prepares=dict(self._prepares),
+            adoptions=dict(self._adoptions),
+            calls=tuple(self._calls),
+            sequence=self._sequence,
+        )
+
+    def _log_crash(self, error: BaseException) -> None:
+        """The report: the message in hand and the traceback are in the actor's own line, this is the state."""
+        state = self._state
+        turn = f"turn {state.ticket.turn_id!r}, attempt {state.ticket.attempt}" if state.ticket is not None else "no turn"
+        logger.error("session %s crashed in phase %s, %s: %r", self._core.session_id, state.phase.value, turn, error)
 
 
 def _text(error: BaseException) -> str:

@@ -1,13 +1,15 @@
 """The owner of a room's journal: a thread of its own that may block for the disk, so that nobody else does. Decides what shares a commit.
 
-What waits when it gets to it is one transaction: many sessions share a commit, and each is answered once it is durable. When the journal
-fails, whoever waits is told at once; what was not written is owed, and written first as soon as the journal is well again, so that the
-order of the facts is kept. Agent events are never owed: beyond a backlog they are dropped and counted, and a reader finds the gap.
+What waits when it gets to it is one transaction: many sessions share a commit, and each is answered once it is durable. What nobody waits
+for is put at once, and committed with the next thing that somebody waits for, or after a moment. When the journal fails, whoever waits is
+told at once; what was not written is owed, and written first as soon as the journal is well again, so that the order of the facts is kept.
+Agent events are never owed: beyond a backlog they are dropped and counted, and a reader finds the gap.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
 from typing import Any
@@ -29,6 +31,7 @@ from greenroom.model import StoreFault
 logger = logging.getLogger("greenroom.journal")
 
 GROUP_RECORDS = 256
+LINGER_S = 0.02
 EVENTS_BACKLOG = 10_000
 OWED_RECORDS = 20_000
 HEAL_EVERY_S = 1.0
@@ -42,6 +45,7 @@ MAX_RESTARTS = 3
 WITHIN_S = 60.0
 
 HEAL = "heal"
+LINGER = "linger"
 TRIM = "trim"
 
 Ref = pykka.ActorRef[Any]
@@ -69,6 +73,8 @@ class JournalActor(LoopActor):
         self._books = books or Books()
         self._group: list[m.Record] = []
         self._group_records = 0
+        self._answers: list[Answer] = []
+        self._awaited = self._lingering = False
         self._healed_s: float | None = None
         self._heal_timer = False
 
@@ -93,12 +99,18 @@ class JournalActor(LoopActor):
             case TimerFired(token="heal"):
                 self._heal_timer = False
                 self._flush(anyway=True)
+            case TimerFired(token="linger"):
+                self._lingering = False
+                self._flush()
             case TimerFired():
                 self._trim()
             case _:
                 logger.warning("journal: unexpected %s", type(message).__name__)
-        if self._group and (self._inbox.empty() or self._group_records >= GROUP_RECORDS):
+        if self._group_records >= GROUP_RECORDS or (self._awaited and self._inbox.empty()):
             self._flush()
+        elif self._group and not self._lingering:
+            self._lingering = True
+            self._later(LINGER_S, LINGER)
 
     def _later(self, delay_s: float, token: str) -> None:
         self.dispatcher.call_later(delay_s, self.actor_ref, TimerFired(token=token))
@@ -108,11 +120,22 @@ class JournalActor(LoopActor):
             message = self._without_events(message)
         self._group.append(message)
         self._group_records += len(message.records)
+        self._awaited = self._awaited or message.session is not None
+        self._put_early(message)
 
     def _without_events(self, message: m.Record) -> m.Record:
         kept = tuple(record for record in message.records if not isinstance(record, AgentEvents))
         self._books.dropped_events += sum(len(record.events) for record in message.records if isinstance(record, AgentEvents))
         return attrs.evolve(message, records=kept)
+
+    def _put_early(self, message: m.Record) -> None:
+        """Put it while nobody waits for the commit. What fails here is put again, with the whole group, when the group is due."""
+        if not self._journal.healthy or self._books.owed or len(self._answers) != len(self._group) - 1:
+            return
+        with contextlib.suppress(StoreFailedError):
+            if not self._journal.in_transaction:
+                self._journal.begin()
+            self._answers.append(self._put_all(message))
 
     # --- writing
 
@@ -122,6 +145,7 @@ class JournalActor(LoopActor):
             return
         answers = self._written(self._group)
         group, self._group, self._group_records = self._group, [], 0
+        self._answers, self._awaited = [], False
         for message, answer in zip(group, answers, strict=True):
             if message.session is not None:
                 tell(message.session, m.Stored(sequence=message.sequence, error=answer))
@@ -136,6 +160,7 @@ class JournalActor(LoopActor):
             except StoreFailedError as error:
                 logger.error("%s", error)  # noqa: TRY400 - the traceback says nothing more
                 failure = error
+            self._answers = []
         else:
             return self._owe(group, failure)
         return self._owe(group, StoreFailedError(self._journal.fault or StoreFault.OTHER, "it is not well", path=str(self._journal.path)))
@@ -149,6 +174,11 @@ class JournalActor(LoopActor):
         return self._journal.try_heal()
 
     def _transaction(self, group: list[m.Record]) -> list[Answer]:
+        if self._journal.in_transaction:
+            if group and len(self._answers) == len(group):
+                self._journal.commit()
+                return self._answers
+            self._journal.rollback()
         self._journal.begin()
         for record in self._books.owed:
             self._put(record)
@@ -207,7 +237,7 @@ class JournalActor(LoopActor):
 
     def _trim(self) -> None:
         more = False
-        if self._inbox.empty() and self._journal.healthy:
+        if self._inbox.empty() and not self._group and self._journal.healthy:
             try:
                 more = self._journal.trim(max_age_s=HISTORY_MAX_AGE_S, max_bytes=HISTORY_MAX_BYTES).more
             except StoreFailedError as error:

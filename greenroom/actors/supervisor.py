@@ -22,6 +22,7 @@ from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.conversation import ConversationActor
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.heirs import heritage
 from greenroom.actors.link import EndLink, GuestActor, LinkActor
 from greenroom.actors.links import Link, Links
 from greenroom.actors.process_owner import launch_job
@@ -38,6 +39,8 @@ logger = logging.getLogger("greenroom.supervisor")
 DEADLINE = "deadline"
 LINGER_S = 2.0
 """How long a shared process without conversations stays: a session that renews its conversation finds it again."""
+MAX_CRASHES = 3
+CRASHES_WITHIN_S = 60.0
 
 Ref = pykka.ActorRef[Any]
 
@@ -88,9 +91,12 @@ class SupervisorActor(LoopActor):
         max_starting: int,
         max_live: int | None,
         births: Births | None = None,
+        journal: Callable[[], Ref] | None = None,
     ) -> None:
         super().__init__(dispatcher)
         self._births = births
+        self._journal = journal
+        self._crashes: dict[str, collections.deque[float]] = {}
         self._executor = executor
         self._room_id = room_id
         self._max_starting = max_starting
@@ -133,6 +139,10 @@ class SupervisorActor(LoopActor):
                 self._tell_undertaker(message)
             case m.TurnOver():
                 self._make_room()
+            case m.SessionCrashed():
+                self._session_crashed(message)
+            case m.Recalled():
+                self._recalled(message)
             case m.RetireSession():
                 self._retire(message)
             case m.CloseRoom():
@@ -149,7 +159,11 @@ class SupervisorActor(LoopActor):
     # --- starts
 
     def _session_began(self, message: m.SessionBegan) -> None:
-        self._sessions[message.session_id] = _Session(ref=message.session)
+        known = self._sessions.get(message.session_id)
+        if known is not None:  # one that crashed goes on: what its processes were is not proven dead yet
+            known.ref = message.session
+        else:
+            self._sessions[message.session_id] = _Session(ref=message.session)
         if self._closing is not None:
             tell(message.session, m.CloseSession())
 
@@ -322,6 +336,43 @@ class SupervisorActor(LoopActor):
             session.conversations.pop(incarnation, None)
             self._finish_session(session_id, session)
 
+    # --- sessions that crash
+
+    def _session_crashed(self, message: m.SessionCrashed) -> None:
+        """Have the session go on from its record, unless it crashes too often."""
+        session, journal = self._sessions.get(message.session_id), self._journal
+        for ref in session.conversations.values() if session is not None else ():
+            tell(ref, m.EndConversation(kill=True, reason="its session crashed"))
+        self._queue = collections.deque(start for start in self._queue if start.message.session_id != message.session_id)
+        if journal is None or self._crashed_too_often(message.session_id):
+            self._give_up(message)
+            return
+        reply: Cell[Any] = Cell()
+        ref = self.actor_ref
+        reply.when_settled(lambda: _recall(ref, message, reply))
+        tell(journal(), m.Consult(question="inputs", names=(message.session_id,), reply_to=reply))
+
+    def _crashed_too_often(self, session_id: str) -> bool:
+        crashes = self._crashes.setdefault(session_id, collections.deque(maxlen=MAX_CRASHES))
+        now_s = self.dispatcher.monotonic()
+        often = len(crashes) == MAX_CRASHES and now_s - crashes[0] < CRASHES_WITHIN_S
+        crashes.append(now_s)
+        return often
+
+    def _recalled(self, message: m.Recalled) -> None:
+        core = message.core
+        if not message.inputs:
+            logger.error("session %s cannot go on after its crash: %s", message.session_id, message.error or "nothing of it is on record")
+            self._give_up(message)
+            return
+        settings = core.past.settings if core.past is not None else core.settings
+        core.heritage = heritage(settings, message.inputs, message.left)
+        core.ref = core.start()
+
+    def _give_up(self, message: m.SessionCrashed | m.Recalled) -> None:
+        message.core.give_up(message.left)
+        self._retire(m.RetireSession(session_id=message.session_id, closed=message.core.closed))
+
     # --- ends
 
     def _retire(self, message: m.RetireSession) -> None:
@@ -339,6 +390,7 @@ class SupervisorActor(LoopActor):
         if session.closed is None or session.conversations:
             return
         del self._sessions[session_id]
+        self._crashes.pop(session_id, None)
         CLAIMS.drop(session_id)
         session.closed.settle(None)
 
@@ -387,6 +439,19 @@ class SupervisorActor(LoopActor):
                 session.closed.settle(None)
         if self._closing is not None:
             self._closing.reply_to.settle(tuple(sorted(self._closing.killed)))
+
+
+def _recall(supervisor: Ref, crashed: m.SessionCrashed, reply: Cell[Any]) -> None:
+    outcome: Any = reply.outcome
+    failed = isinstance(outcome, BaseException)
+    recalled = m.Recalled(
+        session_id=crashed.session_id,
+        core=crashed.core,
+        left=crashed.left,
+        inputs=None if failed else outcome,
+        error=outcome if failed else None,
+    )
+    tell(supervisor, recalled)
 
 
 def _link_key(start: m.StartConversation) -> Hashable | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pathlib
 import signal
@@ -14,7 +15,19 @@ import threading
 import psutil
 import pytest
 
-from greenroom import Greenroom, GreenroomError, RetryPolicy, SessionStateError, StateDirError, TurnRequest
+from greenroom import (
+    Greenroom,
+    GreenroomError,
+    RetryPolicy,
+    SessionCrashedError,
+    SessionStateError,
+    StateDirError,
+    SystemClock,
+    ToolCall,
+    TurnRequest,
+)
+from greenroom.actors import messages as m
+from greenroom.actors.runtime import tell
 from greenroom.journal import STANDARD, Journal, Recovery, Verdict
 from greenroom.model import FailureKind
 from greenroom.policy.session import replay
@@ -397,3 +410,87 @@ def test_a_state_directory_has_one_host(tmp_path):
     with Greenroom(state_dir=tmp_path / "j"), pytest.raises(StateDirError):
         Greenroom(state_dir=tmp_path / "j")
     Greenroom(state_dir=tmp_path / "j").close()
+
+
+# --- actors of ours that crash
+
+
+def poison(session):
+    """A defect of ours: a message that cannot be handled."""
+    for _ in range(2):
+        tell(session._core.ref, m.Spent(incarnation=1, usage=object()))
+
+
+def crashed(session):
+    ref = session._core.ref
+    poison(session)
+    until(lambda: session._core.ref is not ref, "its successor")
+
+
+@pytest.fixture
+def durable(tmp_path):
+    with Greenroom(state_dir=tmp_path / "j") as room:
+        yield room
+
+
+def test_a_session_that_crashes_in_a_turn_goes_on_under_its_id_and_ends_it_once(durable, tmp_path):
+    cli = Cli(durable, tmp_path / "cli", Plan())
+    cli.run("first")
+    prompt = "SAY one\nTOOL_SLEEP 3\nSAY done"
+    begun = cli.begin(prompt)
+    cli.wait_for(ToolCall)
+    crashed(cli.session)
+    turn = begun.outcome()
+    assert (turn.result.text, turn.restarts) == ("done", 1)
+    assert cli.prompts().count(prompt) == 1
+    assert cli.run("SAY next").conversation_id == turn.conversation_id
+    numbers = [(batch.first_sequence, batch.last_sequence) for batch in durable._consult("events", cli.session.id).batches]
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(numbers))
+
+
+def test_a_session_that_crashes_between_turns_keeps_its_prepared_ticket_and_its_conversation(durable, tmp_path):
+    cli = Cli(durable, tmp_path / "cli", Plan())
+    first, ticket = cli.run("first"), cli.ticket("SAY second")
+    crashed(cli.session)
+    turn = cli.session.run(ticket, wait=PATIENCE_S)
+    assert (turn.result.text, turn.conversation_id) == ("second", first.conversation_id)
+    assert len(cli.starts) == 2
+
+
+def test_a_session_that_crashes_in_a_wait_goes_on_waiting(durable, tmp_path):
+    cli = Cli(durable, tmp_path / "cli", Plan(), retry=RetryPolicy(delays=(0.5,)))
+    begun = cli.begin("API_ERROR 529 overloaded_error busy 1\nSAY done")
+    until(lambda: cli.session.state == "waiting", "the wait")
+    crashed(cli.session)
+    assert begun.outcome().result.text == "done"
+
+
+def test_a_session_that_keeps_crashing_is_given_up(durable, tmp_path):
+    cli = Cli(durable, tmp_path / "cli", Plan())
+    begun = cli.begin("TOOL_SLEEP 60")
+    cli.wait_for(ToolCall)
+    for _ in range(3):
+        crashed(cli.session)
+    poison(cli.session)
+    assert isinstance(begun.outcome(), SessionCrashedError)
+    assert cli.session._core.closed.wait(PATIENCE_S, SystemClock())
+    assert cli.session.closed
+
+
+def test_a_session_that_crashes_as_it_is_closed_closes(durable, tmp_path):
+    cli = Cli(durable, tmp_path / "cli", Plan())
+    begun = cli.begin("TOOL_SLEEP 60")
+    cli.wait_for(ToolCall)
+    poison(cli.session)
+    cli.session.close()
+    outcome = begun.outcome()
+    assert getattr(outcome, "result", None) is None or outcome.result.interrupted
+    assert cli.session.closed
+
+
+def test_without_a_journal_a_crash_ends_the_session(tmp_path):
+    with Greenroom() as room:
+        session = fake(room, tmp_path)
+        ticket = prepare(session)
+        poison(session)
+        assert isinstance(outcome_of(ticket.wait, PATIENCE_S), SessionCrashedError)

@@ -42,7 +42,7 @@ class Stage:
     def killed(self):
         run = self.start()
         until(lambda: CUT in self.prompts() and self.out.exists() and len(self.records()) == 1, "the cut task")
-        until(lambda: self._in_the_tool(), "its tool")  # noqa: PLW0108
+        until(self._in_the_tool, "its tool")
         run.send_signal(signal.SIGKILL)
         run.communicate()
 
