@@ -25,7 +25,7 @@ Ref = pykka.ActorRef[Any]
 
 
 class Engine:
-    """The threads of a process, at most four."""
+    """The threads of a process, at most three here, a starter and one for each journal beside them."""
 
     def __init__(self) -> None:
         self.loop = LoopDispatcher()
