@@ -33,6 +33,7 @@ class Turns:
         self.session_id: str | None = None
         self._config = config
         self._desk = desk
+        self._lost_calls = config.lost_calls
         self._owner = Owner.NOBODY
         self._ledger = usage.Ledger(fresh=config.resume_id is None, previous=config.previous_usage, after_death=config.after_death)
 
@@ -66,7 +67,8 @@ class Turns:
         turn.written = True
         if attempt.probe:
             turn.probe_until_s = now_s + self._config.startup_timeout_s
-        lost_calls = self._config.lost_calls if attempt.probe or attempt.how is How.CONTINUE else ()
+        # Told once, with what the process is given first: a prompt too, if the CLI died before it had any of the conversation on disk.
+        lost_calls, self._lost_calls = self._lost_calls, ()
         yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request.prompt, lost_calls), attempt.receipt))
 
     def steer(self, text: str, uuid: str) -> list[Output] | None:

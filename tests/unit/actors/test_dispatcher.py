@@ -4,7 +4,6 @@
 
 import logging
 import os
-import statistics
 import threading
 import time
 
@@ -75,9 +74,6 @@ def pipe():
     os.close(write_fd)
 
 
-@pytest.mark.skip(
-    reason="hangs now and then, also on an idle machine: an actor that floods itself can starve the others; cause not found yet"
-)
 def test_a_flooding_actor_starves_no_other(loop, stops):
     def again(actor, message):
         for _ in range(2 if len(actor.seen) < 50 else 1):
@@ -94,12 +90,9 @@ def test_a_flooding_actor_starves_no_other(loop, stops):
         tell(quiet, Note(text="q"))
         keeper.wait_for(number)
         took_s.append(time.monotonic() - began_s)
-    assert statistics.median(took_s) < 0.5
+    assert max(took_s) < 1.0, took_s
 
 
-@pytest.mark.skip(
-    reason="hangs now and then, also on an idle machine: an actor that floods itself can starve the others; cause not found yet"
-)
 def test_a_timer_fires_in_time_while_an_actor_floods(loop, stops):
     loud, _ = start(loop, does={"again": lambda actor, message: tell(actor.actor_ref, message)})
     stops(loud)

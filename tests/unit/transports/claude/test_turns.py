@@ -73,6 +73,17 @@ def test_a_retry_and_a_continuation_are_no_second_prompt() -> None:
     ]
 
 
+def test_lost_calls_are_told_with_the_first_message_whatever_it_is_and_only_once() -> None:
+    """Also with a prompt that nobody asks about: the CLI died before it had anything of the conversation on disk, and its tool had run."""
+    cli = Cli(lost_calls=(ToolCall("toolu_1", "Bash", {"command": "git push"}),)).ready()
+    cli.start()
+    cli.feed(life(U1, "queued"), life(U1, "started"), result(U1))
+    cli.start(U2, prompt="next")
+    first, second = [message["message"]["content"] for message in cli.written("user")]
+    assert "git push" in first[-1]["text"]
+    assert second == "next"
+
+
 # --- whose result is it? ---------------------------------------------------------------------------------------------------
 
 
