@@ -25,6 +25,7 @@ from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
+from greenroom.attachments import load
 from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
     NoRunningTurnError,
@@ -55,6 +56,7 @@ from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.session import Settings
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
+from greenroom.transports.refusals import refuse_undeclared
 
 if TYPE_CHECKING:
     from greenroom.room import FoundSession, Greenroom
@@ -347,12 +349,14 @@ class Session:
         seen to end is taken up where it was cut.
 
         Raises ContinuityError when the session does not hold `expect_conversation`, ProviderCapabilityError for what the provider
-        cannot do, SessionStateError while a turn runs, after close, and for a key that belongs to another request;
+        cannot do, AttachmentError for a file that cannot be shown to the model,
+        SessionStateError while a turn runs, after close, and for a key that belongs to another request;
         StoreUnavailableError when it cannot be recorded, JournalError for a request that can never be.
         """
         self._check()
         if not isinstance(request, TurnRequest):
             raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
+        request = load(request)
         if key is None:
             return self._prepare(request, expect_conversation=expect_conversation, pin=pin)
         with self._key_lock:
@@ -366,7 +370,8 @@ class Session:
             if found is None:
                 return self._prepare(request, key=key, **demands)
             check_same(key, found.turn_id, found.request_hash, request_hash)
-            return self._take_up(found)
+            # The same request, and the whole of it: of one that is done with, the record has not kept what was attached.
+            return self._take_up(attrs.evolve(found, request=request))
         if known.open:
             return known.ticket
         if known.ran:
@@ -424,6 +429,7 @@ class Session:
     ) -> TurnTicket:
         transport = self._core.transport
         flags = NO_FLAGS
+        refuse_undeclared(transport.profile, request)
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
             flags = transport.flags(self._core.spec, request)

@@ -27,6 +27,7 @@ from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.store import unavailable
 from greenroom.actors.ticket import Batch, Sink, TicketCore
+from greenroom.attachments import without_content
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
@@ -324,7 +325,7 @@ class SessionActor(LoopActor):
                 now_s=self._now_s(),
                 turn_id=message.turn_id,
                 nonce=message.nonce,
-                request=message.request,
+                request=without_content(message.request),
                 expect_conversation=message.expect_conversation,
                 pin=message.pin,
                 sent_attempt=message.sent.attempt if message.sent is not None else 0,

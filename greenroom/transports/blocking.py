@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import attrs
 
+from greenroom.attachments import load
 from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock
 from greenroom.errors import GreenroomError, NoRunningTurnError, ProviderCapabilityError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
@@ -80,6 +81,7 @@ class BlockingConversation:
         """Run one turn; `emit` is called on this thread. Raises what the transport raises; SessionStateError after close."""
         if self._closed:
             raise SessionStateError("the conversation is closed")
+        request = load(request)
         self._transport.validate(self._spec, request)
         flags = self._transport.flags(self._spec, request)
         if self._driver is None or self._driver.ended or flags != self._flags:

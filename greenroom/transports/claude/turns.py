@@ -14,7 +14,6 @@ import attrs
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
-from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
 from greenroom.transports.claude.config import CodecConfig
@@ -69,7 +68,7 @@ class Turns:
             turn.probe_until_s = now_s + self._config.startup_timeout_s
         # Told once, with what the process is given first: a prompt too, if the CLI died before it had any of the conversation on disk.
         lost_calls, self._lost_calls = self._lost_calls, ()
-        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request.prompt, lost_calls), attempt.receipt))
+        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request, lost_calls), attempt.receipt))
 
     def steer(self, text: str, uuid: str) -> list[Output] | None:
         """Write a text for the running turn; None when there is none, or it is ending."""

@@ -89,8 +89,8 @@ class Conversation:
 
     def line_lost(self, what: str, now_s: float) -> Iterator[Output]:
         """A line that was too long may have been ours: the answer to a resume is asked for again, shorter; an attempt fails."""
-        if self._phase is Phase.OPENING and self.launch.resume_id is not None and self._view is View.FULL:
-            self._view = View.BRIEF
+        if self._phase is Phase.OPENING and self.launch.resume_id is not None and (shorter := self._view.shorter) is not None:
+            self._view = shorter
             yield from self.begin(now_s)
         yield from self.turns.line_lost(what, now_s)
 

@@ -6,11 +6,13 @@ can fix is sent every time. A thread that is already loaded ignores what a resum
 
 from __future__ import annotations
 
+import base64
 import enum
 from typing import Any
 
+from greenroom.attachments import images_of, texts_of
 from greenroom.errors import ProviderCapabilityError
-from greenroom.model import NativeMode, NativePermissions, StdioMcpServer
+from greenroom.model import NativeMode, NativePermissions, StdioMcpServer, TurnRequest
 from greenroom.transports.base import LaunchSpec
 from greenroom.transports.codex.lines import Frame, obj
 from greenroom.transports.marks import VARIABLE, append_mark
@@ -18,6 +20,8 @@ from greenroom.transports.marks import VARIABLE, append_mark
 CONTINUE_TEXT = "Continue from where you left off."
 #: How much of its history a resumed thread shows: enough to find the input that a death has cut, and bounded.
 HISTORY_TURNS = 8
+#: So many turns with all that may be attached to each fit into a line.
+LAST_TURNS = 2
 
 _SANDBOX = {
     NativeMode.BYPASS: "danger-full-access",
@@ -60,13 +64,19 @@ def thread_start(launch: LaunchSpec, marks: str) -> Frame:
 class View(enum.Enum):
     """How much of its history a resumed thread is asked for.
 
-    BRIEF: of each turn only the first message of the user, which after a compaction is not the one that began the turn. WHOLE: all of it,
-    for a server that knows no pages.
+    BRIEF: of each turn only the first message of the user, which after a compaction is not the one that began the turn. LAST: the same, of
+    the last turns alone, since a message comes with its images. WHOLE: all of it, for a server that knows no pages.
     """
 
     FULL = "full"
     BRIEF = "summary"
+    LAST = "last"
     WHOLE = "whole"
+
+    @property
+    def shorter(self) -> View | None:
+        """What to ask for when the answer was too long for a line."""
+        return {View.FULL: View.BRIEF, View.BRIEF: View.LAST}.get(self)
 
 
 def thread_resume(launch: LaunchSpec, marks: str, view: View = View.FULL) -> Frame:
@@ -74,7 +84,12 @@ def thread_resume(launch: LaunchSpec, marks: str, view: View = View.FULL) -> Fra
     asked = {**thread_start(launch, marks), "threadId": launch.resume_id}
     if view is View.WHOLE:
         return asked
-    page = {"limit": HISTORY_TURNS, "sortDirection": "desc", "itemsView": view.value}
+    brief = view is not View.FULL
+    page = {
+        "limit": LAST_TURNS if view is View.LAST else HISTORY_TURNS,
+        "sortDirection": "desc",
+        "itemsView": (View.BRIEF if brief else View.FULL).value,
+    }
     return {**asked, "excludeTurns": True, "initialTurnsPage": page}
 
 
@@ -94,20 +109,31 @@ def _server(server: StdioMcpServer, marks: str) -> Frame:
     return {"command": server.command, "args": list(server.args), "env": env}
 
 
-def turn_start(launch: LaunchSpec, thread_id: str, prompt: str | None, **fields: Any) -> Frame:
-    """Return what a turn is asked for; fields that are None are left out. `prompt` None: the model is asked again, history as it is."""
+def turn_start(launch: LaunchSpec, thread_id: str, given: list[Frame], **fields: Any) -> Frame:
+    """Return what a turn is asked for; fields that are None are left out. Without input (`given`) the history is answered as it is."""
     return {
         "threadId": thread_id,
-        "input": user_input(prompt),
+        "input": given,
         "approvalPolicy": approval_policy(launch.spec.permissions),
         "sandboxPolicy": sandbox_policy(launch),
         **{name: value for name, value in {"model": launch.spec.model, **fields}.items() if value is not None},
     }
 
 
-def user_input(text: str | None) -> list[Frame]:
+def user_input(text: str) -> list[Frame]:
     """Return a text as input."""
-    return [] if text is None else [{"type": "text", "text": text}]
+    return [{"type": "text", "text": text}]
+
+
+def request_input(request: TurnRequest) -> list[Frame]:
+    """Return a request as input: what is attached, and the prompt behind it. An image goes as bytes: a file could have changed since."""
+    images = [{"type": "image", "url": f"data:{kind};base64,{base64.b64encode(data).decode()}"} for kind, data in images_of(request)]
+    return [*images, *(item for text in texts_of(request) for item in user_input(text)), *user_input(request.prompt)]
+
+
+def said_by(request: TurnRequest) -> str:
+    """Return the text of a request as the thread's history has it: its texts, joined."""
+    return "".join([*texts_of(request), request.prompt])
 
 
 def check_echo(launch: LaunchSpec, reply: Frame) -> ProviderCapabilityError | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import attrs
 
+from greenroom.attachments import texts_of
 from greenroom.clock import Clock
 from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.ids import IdAllocator
@@ -50,6 +51,7 @@ PROFILE = ProviderProfile(
     supports_reasoning_effort=True,
     output_schema=True,
     mcp=True,
+    attachments=True,
     chooses_ids=False,
     retries_in_place=True,
     renewal=RenewalBudget(max_turns=2, max_turn_input_tokens=10_000_000, max_turn_duration_ms=600_000),
@@ -210,8 +212,8 @@ def _check_request(spec: ConversationSpec, request: TurnRequest) -> None:
         raise _unable("a turn cannot have an environment of its own: it is the server's", hint="give env= to the agent")
     if request.extra_args:
         raise _unable("a turn cannot have arguments of its own: they are the server's")
-    if len(request.prompt) > MAX_PROMPT_CHARS:
-        what = f"the prompt has {len(request.prompt)} characters; at most {MAX_PROMPT_CHARS} are possible"
+    if (count := len(request.prompt) + sum(map(len, texts_of(request)))) > MAX_PROMPT_CHARS:
+        what = f"the prompt has {count} characters, with what is attached; at most {MAX_PROMPT_CHARS} are possible"
         raise _unable(what, hint="put it into a file")
     _check_servers(request.mcp_servers)
     if request.output_schema is not None:

@@ -28,11 +28,17 @@ from greenroom.transports.codex.usage import Ledger
 INTERRUPT_AGAIN_S = 0.25
 CLEAN = "thread/backgroundTerminals/clean"
 _DETAIL_CHARS = 2000
+_IMAGE_LEFT_OUT = "image content omitted"
 
 
 def within(bound_s: float) -> str:
     """Return a bound in words."""
     return f"within {bound_s:g} s"
+
+
+def _is_said(said: str, on_disk: str) -> bool:
+    """Say whether a message on disk is ours; the server may have put a text in the place of an image, which come first."""
+    return on_disk == said or (on_disk.endswith(said) and on_disk.startswith(_IMAGE_LEFT_OUT))
 
 
 class Turns:
@@ -85,9 +91,9 @@ class Turns:
 
     def _was_taken(self, attempt: Attempt) -> bool:
         """Say whether the thread has the message of an attempt that was cut: by its id, or where the kill came before that was written."""
-        said = attempt.request.prompt if attempt.how is How.PROMPT else params.CONTINUE_TEXT
+        said = clean(params.said_by(attempt.request) if attempt.how is How.PROMPT else params.CONTINUE_TEXT)
         is_cut = self.history.last_status == "interrupted"
-        return attempt.receipt in self.history.receipts or (is_cut and clean(said) in self._launch.cut_texts)
+        return attempt.receipt in self.history.receipts or (is_cut and any(_is_said(said, cut) for cut in self._launch.cut_texts))
 
     def write(self, now_s: float) -> Iterator[Output]:
         """Write the open attempt, unless a turn runs (it would become a steer of it) or the commands of one are being ended."""
@@ -95,28 +101,28 @@ class Turns:
         if turn is None or turn.written or self.active is not None or self._desk.waits(CLEAN, self._owner):
             return
         turn.written = True
-        prompt = self._prompt_of(turn.attempt)
-        turn.has_message = prompt is not None
+        given = self._input_of(turn.attempt)
+        turn.has_message = bool(given)
         yield self._ask(
-            "turn/start", self._turn_params(turn.attempt, prompt), now_s, subject=turn.receipt, bound_s=self._config.startup_timeout_s
+            "turn/start", self._turn_params(turn.attempt, given), now_s, subject=turn.receipt, bound_s=self._config.startup_timeout_s
         )
 
-    def _prompt_of(self, attempt: Attempt) -> str | None:
-        """Return what an attempt sends; None asks the model again with the history as it is, which shows it nothing twice."""
-        prompt = attempt.request.prompt
-        is_taken = attempt.turn_id in self._taken or self.history.shows(prompt)
+    def _input_of(self, attempt: Attempt) -> list[Frame]:
+        """Return what an attempt sends; nothing asks the model again with the history as it is, which shows it nothing twice."""
+        request = attempt.request
+        is_taken = attempt.turn_id in self._taken or self.history.shows(params.said_by(request))
         if attempt.how is How.PROMPT or not is_taken:
-            return prompt
-        return None if self.history.is_cut else params.CONTINUE_TEXT
+            return params.request_input(request)
+        return [] if self.history.is_cut else params.user_input(params.CONTINUE_TEXT)
 
-    def _turn_params(self, attempt: Attempt, prompt: str | None) -> Frame:
+    def _turn_params(self, attempt: Attempt, given: list[Frame]) -> Frame:
         request = attempt.request
         effort = request.reasoning_effort or self._launch.spec.reasoning_effort
         schema = None if request.output_schema is None else dict(request.output_schema.schema)
         return params.turn_start(
             self._launch,
             self.thread_id or "",
-            prompt,
+            given,
             clientUserMessageId=attempt.receipt,
             outputSchema=schema,
             **self._effort(effort),

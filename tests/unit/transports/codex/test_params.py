@@ -20,13 +20,15 @@ M = NativeMode
 )
 def test_permissions(mode: NativeMode, sandbox: str, approvals: str, policy: dict) -> None:
     thread = params.thread_start(launch(mode), "")
-    turn = params.turn_start(launch(mode), "t", "hi")
+    turn = params.turn_start(launch(mode), "t", params.user_input("hi"))
     assert (thread["sandbox"], thread["approvalPolicy"]) == (sandbox, approvals)
     assert (turn["sandboxPolicy"], turn["approvalPolicy"]) == (policy, approvals)
 
 
 def test_roots_and_the_network_are_the_turns() -> None:
-    policy = params.turn_start(launch(M.WORKSPACE_WRITE, roots=("out", "/abs"), network=True), "t", "hi")["sandboxPolicy"]
+    policy = params.turn_start(launch(M.WORKSPACE_WRITE, roots=("out", "/abs"), network=True), "t", params.user_input("hi"))[
+        "sandboxPolicy"
+    ]
     assert policy == {"type": "workspaceWrite", "writableRoots": ["/project/out", "/abs"], "networkAccess": True}
     assert "writableRoots" not in params.sandbox_policy(launch(M.BYPASS, roots=("/abs",), network=True))
 
@@ -58,7 +60,7 @@ def test_the_echo_must_be_what_was_asked_for(mode: NativeMode) -> None:
 
 
 def test_fields_without_a_value_are_left_out() -> None:
-    asked = params.turn_start(launch(), "t", None, effort=None, clientUserMessageId="r")
+    asked = params.turn_start(launch(), "t", [], effort=None, clientUserMessageId="r")
     assert asked["input"] == []
     assert asked["clientUserMessageId"] == "r"
     assert not {"effort", "model"} & set(asked)
