@@ -140,6 +140,14 @@ class ApprovalDenied(AgentEvent):
 
 
 @attrs.frozen
+class PermissionsDiffer(AgentEvent):
+    """What the provider says of its permissions is not what was `asked`. The start, or the turn, ends with a ProviderCapabilityError."""
+
+    asked: str
+    reported: str
+
+
+@attrs.frozen
 class RateLimitStatus(AgentEvent):
     """Where a rate limit stands. `resets_at` is Unix time in seconds; `used_fraction` 0 to 1."""
 

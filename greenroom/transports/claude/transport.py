@@ -34,6 +34,7 @@ from greenroom.transports.claude.launch import (
 )
 from greenroom.transports.claude.lines import MAX_TEXT_BYTES, request_too_long
 from greenroom.transports.environment import without_parent
+from greenroom.transports.home_models import HomeModels
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
 from greenroom.transports.versions import check_version
 
@@ -59,6 +60,8 @@ PROFILE = ProviderProfile(
     output_schema=True,
     mcp=True,
     attachments=True,
+    turn_model=True,
+    plan_mode=True,
     chooses_ids=True,
     retries_in_place=True,
     auth_env_vars=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
@@ -101,6 +104,7 @@ class ClaudeStreamTransport:
         self.steer_grace_s = steer_grace_s
         self.partial_messages = partial_messages
         self._binary = binary
+        self._home_models = HomeModels()
 
     @property
     def profile(self) -> ProviderProfile:
@@ -186,6 +190,8 @@ class ClaudeStreamTransport:
         return CodecConfig(
             argv=argv,
             approvals=launch.spec.approvals,
+            model=launch.spec.model,
+            home_models=self._home_models,
             permission_mode=PERMISSION_MODES[launch.spec.permissions.mode],
             sandboxed=launch.spec.permissions.mode is NativeMode.WORKSPACE_WRITE,
             resume_id=launch.resume_id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import os
 from typing import Any
 
 from greenroom.attachments import images_of, texts_of
@@ -17,6 +18,8 @@ from greenroom.transports.base import LaunchSpec
 from greenroom.transports.codex.lines import Frame, obj
 from greenroom.transports.marks import VARIABLE, append_mark
 
+#: Who answers requests for leave: never a model, whatever the user's configuration says.
+REVIEWER = "user"
 CONTINUE_TEXT = "Continue from where you left off."
 #: How much of its history a resumed thread shows: enough to find the input that a death has cut, and bounded.
 HISTORY_TURNS = 8
@@ -55,6 +58,7 @@ def thread_start(launch: LaunchSpec, marks: str) -> Frame:
     asked: Frame = {
         "cwd": str(launch.spec.cwd),
         "approvalPolicy": approval_policy(launch.spec.permissions),
+        "approvalsReviewer": REVIEWER,
         "sandbox": _SANDBOX[launch.spec.permissions.mode],
         "config": thread_config(launch, marks),
     }
@@ -100,6 +104,11 @@ def thread_config(launch: LaunchSpec, marks: str) -> Frame:
     """
     marked = append_mark(marks, launch.mark) if launch.mark else marks
     config: Frame = {f"mcp_servers.{server.name}": _server(server, marked) for server in launch.flags.mcp_servers}
+    if launch.spec.permissions.mode is NativeMode.WORKSPACE_WRITE:
+        # Said for the thread too: before its first turn, and for turns of the server's own, the user's configuration would hold.
+        policy = sandbox_policy(launch)
+        config["sandbox_workspace_write.network_access"] = policy["networkAccess"]
+        config["sandbox_workspace_write.writable_roots"] = policy["writableRoots"]
     return {**config, f"shell_environment_policy.set.{VARIABLE}": marked} if marked else config
 
 
@@ -115,8 +124,9 @@ def turn_start(launch: LaunchSpec, thread_id: str, given: list[Frame], **fields:
         "threadId": thread_id,
         "input": given,
         "approvalPolicy": approval_policy(launch.spec.permissions),
+        "approvalsReviewer": REVIEWER,
         "sandboxPolicy": sandbox_policy(launch),
-        **{name: value for name, value in {"model": launch.spec.model, **fields}.items() if value is not None},
+        **{name: value for name, value in fields.items() if value is not None},
     }
 
 
@@ -136,13 +146,23 @@ def said_by(request: TurnRequest) -> str:
     return "".join([*texts_of(request), request.prompt])
 
 
-def check_echo(launch: LaunchSpec, reply: Frame) -> ProviderCapabilityError | None:
-    """Return what is wrong with the permissions that a thread got, or None when they are the ones that were asked for."""
-    wanted = (_POLICY[launch.spec.permissions.mode], approval_policy(launch.spec.permissions))
-    got = (obj(reply.get("sandbox")).get("type"), reply.get("approvalPolicy"))
-    if got == wanted:
-        return None
-    what = f"asked for the sandbox {wanted[0]!r} with approvals {wanted[1]!r}, the server answered {got[0]!r} with {got[1]!r}"
-    return ProviderCapabilityError(
-        what, provider="codex", hint="look for requirements in Codex's configuration, or close the thread's other user"
-    )
+def differing(launch: LaunchSpec, sandbox: Any, approvals: Any, reviewer: Any) -> tuple[str, str] | None:
+    """Return what was asked for and what the server says instead; None: they are the same."""
+    policy = obj(sandbox)
+    wanted = _said(sandbox_policy(launch), approval_policy(launch.spec.permissions), REVIEWER)
+    # Older servers leave out who answers.
+    got = _said(policy, approvals, REVIEWER if reviewer is None else reviewer)
+    return None if got == wanted else (wanted, got)
+
+
+def _said(policy: Frame, approvals: Any, reviewer: Any) -> str:
+    roots = policy.get("writableRoots")
+    writable = sorted({os.path.normpath(root) for root in roots if isinstance(root, str)}) if isinstance(roots, list) else []
+    parts = [f"the sandbox {policy.get('type')!r}", *(["the network"] if policy.get("networkAccess") is True else [])]
+    return " and ".join([*parts, *(f"leave to write {root!r}" for root in writable), f"approvals {approvals!r} by {reviewer!r}"])
+
+
+def refused(asked: str, reported: str) -> ProviderCapabilityError:
+    """Return the error for permissions that are not the ones that were asked for."""
+    hint = "look for requirements in Codex's configuration, or close the thread's other user"
+    return ProviderCapabilityError(f"asked for {asked}, the server answered {reported}", provider="codex", hint=hint)

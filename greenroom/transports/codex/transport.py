@@ -25,6 +25,7 @@ from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
 from greenroom.transports.codex.rollout import last_messages
 from greenroom.transports.environment import child_env, without_parent
+from greenroom.transports.home_models import HomeModels
 from greenroom.transports.marks import VARIABLE
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
 from greenroom.transports.versions import check_version
@@ -52,6 +53,8 @@ PROFILE = ProviderProfile(
     output_schema=True,
     mcp=True,
     attachments=True,
+    turn_model=True,
+    plan_mode=True,
     chooses_ids=False,
     retries_in_place=True,
     renewal=RenewalBudget(max_turns=2, max_turn_input_tokens=10_000_000, max_turn_duration_ms=600_000),
@@ -93,6 +96,7 @@ class CodexAppServerTransport:
         self.shared = shared
         self.max_conversations = max_conversations
         self._binary = binary
+        self._home_models = HomeModels()
 
     @property
     def profile(self) -> ProviderProfile:
@@ -157,7 +161,11 @@ class CodexAppServerTransport:
 
     def _config(self, argv: tuple[str, ...], env: Mapping[str, str]) -> CodecConfig:
         return CodecConfig(
-            argv=argv, marks=env[VARIABLE], startup_timeout_s=self.startup_timeout_s, interrupt_grace_s=self.interrupt_grace_s
+            argv=argv,
+            marks=env[VARIABLE],
+            home_models=self._home_models,
+            startup_timeout_s=self.startup_timeout_s,
+            interrupt_grace_s=self.interrupt_grace_s,
         )
 
     def link_key(self, spec: ConversationSpec) -> Hashable | None:

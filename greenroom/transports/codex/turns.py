@@ -12,7 +12,16 @@ from typing import Any
 import attrs
 
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
-from greenroom.events import ApprovalDenied, Lifecycle, ProviderError, SessionStarted, SteerConsumed, SteerDelivered, SteerRejected
+from greenroom.events import (
+    ApprovalDenied,
+    Lifecycle,
+    PermissionsDiffer,
+    ProviderError,
+    SessionStarted,
+    SteerConsumed,
+    SteerDelivered,
+    SteerRejected,
+)
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage, TokenUsage
 from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, LaunchSpec, Output, Renamed, Urgent, Write
@@ -21,6 +30,7 @@ from greenroom.transports.codex.classify import Failure, refused_request
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.desk import Pending, RequestDesk
 from greenroom.transports.codex.lines import Frame, clean, obj, text
+from greenroom.transports.codex.modes import DEFAULT, PLAN, Modes, wants_plan
 from greenroom.transports.codex.outcome import Verdict
 from greenroom.transports.codex.state import History, OpenAttempt, Steer, Stop
 from greenroom.transports.codex.usage import Ledger
@@ -52,14 +62,12 @@ class Turns:
         self.thread_id: str | None = None
         self.history = History()
         self.active: str | None = None
-        self.effort_before: str | None = None
-        self.model: str | None = None
+        self.modes = Modes(launch, config.home_models)
         self.lost = False
         self._config = config
         self._desk = desk
         self._launch = launch
         self._owner = owner
-        self._effort_sent = False
         self._named = False
         self._taken: set[str] = set()
         self._ledger = Ledger(fresh=launch.resume_id is None, previous=launch.previous_usage, after_death=launch.after_death)
@@ -117,7 +125,6 @@ class Turns:
 
     def _turn_params(self, attempt: Attempt, given: list[Frame]) -> Frame:
         request = attempt.request
-        effort = request.reasoning_effort or self._launch.spec.reasoning_effort
         schema = None if request.output_schema is None else dict(request.output_schema.schema)
         return params.turn_start(
             self._launch,
@@ -125,18 +132,27 @@ class Turns:
             given,
             clientUserMessageId=attempt.receipt,
             outputSchema=schema,
-            **self._effort(effort),
+            **self.modes.fields(request),
         )
 
-    def _effort(self, effort: str | None) -> Frame:
-        """Return the effort of a turn. An earlier turn's stays in force, and that there be none again cannot be said by its name."""
-        sent, self._effort_sent = self._effort_sent, effort is not None
-        if effort is not None or not sent:
-            return {"effort": effort}
-        if self.effort_before is not None or self.model is None:
-            return {"effort": self.effort_before}
-        settings = {"model": self.model, "reasoning_effort": None, "developer_instructions": None}
-        return {"collaborationMode": {"mode": "default", "settings": settings}}
+    # --- what the thread is set to -------------------------------------------------------------------------------------
+
+    def settings(self, differs: tuple[str, str] | None, mode: Any, now_s: float) -> Iterator[Output]:
+        """The thread's settings have changed. Other permissions than the session's end the conversation here, whatever it is at."""
+        turn = self.open
+        if differs is None and turn is not None and turn.written and isinstance(mode, str):
+            wanted = PLAN if wants_plan(turn.attempt.request) else DEFAULT
+            differs = None if mode == wanted else (f"{wanted} mode", f"{mode} mode")
+        if differs is None:
+            return
+        yield PermissionsDiffer(*differs)
+        error = params.refused(*differs)
+        if turn is None:
+            self.lost = True
+            yield Kill(str(error))
+        else:
+            turn.stop = Stop(until_s=now_s, error=error)
+            yield from self._abandon(turn, str(error))
 
     # --- whose turn is it? ---------------------------------------------------------------------------------------------
 
