@@ -34,7 +34,7 @@ from greenroom.errors import (
     WaitTimeoutError,
     WorkingDirectoryError,
 )
-from greenroom.events import AgentEvent, EventCallback, EventHandler, SessionEvent
+from greenroom.events import AgentEvent, EventCallback, EventHandler, Notice, SessionEvent
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
@@ -502,7 +502,8 @@ class Session:
             if batch is _PATIENCE_OVER:
                 raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
             for event in batch.events:
-                callback(event)
+                if not isinstance(event, Notice):
+                    callback(event)
             sink.consumed(len(batch.events))
 
     async def arun(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None) -> Turn:
@@ -512,7 +513,8 @@ class Session:
             if on_event is not None:
                 callback = _as_callback(on_event)
                 async for event in stream:
-                    callback(event.event)
+                    if not isinstance(event.event, Notice):
+                        callback(event.event)
             return await stream.turn()
         finally:
             stream.detach()

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +40,7 @@ from greenroom.journal.records import SessionOpened, Spent, TicketDecided, Ticke
 from greenroom.model import Checkpoint
 from greenroom.policy.session import replay
 from greenroom.recovered import Recovered, recovered
+from greenroom.subscriptions import Audience, EventStream, Subscription
 from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
 
@@ -91,6 +92,7 @@ class Greenroom:
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
             self._open_journal(state_dir, sync)
+        self._audience = Audience(self._consult if self.durable else None)
         self._engine = engines.acquire()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
             self._engine.loop,
@@ -129,6 +131,22 @@ class Greenroom:
         with self._lock:
             return tuple(session for session in self._sessions.values() if not session.closed)
 
+    def subscribe(self, subscriber: Any, session_id: str | None = None, after: int | Mapping[str, int] | None = None) -> Subscription:
+        """Have `subscriber`, a callable or a queue, get the events (SessionEvent) of one session, or of all that are and will be.
+
+        `after`: from behind this number on, out of the history, for each session alike or by session id; None: only what is new. What
+        is gone from the history, or comes faster than the subscriber takes it, is stated by an `EventsMissed`: text and reasoning beyond
+        10 000 events that wait, anything beyond 100 000. It is called on a thread of its own kind, one event at a time; raising hurts
+        nobody. Never blocks. Raises TypeError, ValueError; SessionStateError once the room is closed.
+        """
+        self._check()
+        return self._audience.subscribe(subscriber, session_id, after)
+
+    def events(self, session_id: str | None = None, after: int | Mapping[str, int] | None = None) -> EventStream:
+        """The same as a stream: read it with `get`, `for` or `async for`. It ends with the room."""
+        self._check()
+        return self._audience.events(session_id, after)
+
     def recovered(self) -> tuple[Recovered, ...]:
         """The turns that a dead program left without an outcome in its callers' hands, oldest first, as far as nothing was decided yet.
 
@@ -156,6 +174,7 @@ class Greenroom:
             session._core.closed.wait(deadline_s, SystemClock())
         if first:
             _rooms.discard(self)
+            self._audience.close()
             self._close_journal(in_order=reply.settled)
             engines.release(self._engine)
         return reply.get() if reply.settled else tuple(session.id for session in self.sessions())
@@ -189,7 +208,7 @@ class Greenroom:
         keeper = self._keeper
         return None if keeper is None else lambda: keeper.put(TicketReported(turn_id=turn_id))
 
-    def _consult(self, question: str, *names: str) -> Any:
+    def _consult(self, question: str, *names: str | int) -> Any:
         """Ask the journal; None without one."""
         return None if self._keeper is None else self._keeper.consult(question, *names)
 
@@ -273,7 +292,9 @@ class Greenroom:
             self._sessions[core.session_id] = session
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
-        core.room_id = self.id
+        self._audience.hub.forget_ended()
+        core.room_id, core.publish = self.id, self._audience.hub.publish
+        core.created_at_s = core.changed_at_s = self.clock.wall()
         start = functools.partial(
             SessionActor.start,
             self._dispatcher(clock),

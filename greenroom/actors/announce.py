@@ -38,6 +38,10 @@ class Announcement:
     incarnation: int = 0
 
 
+CRASHED = Announcement(events=(SessionEnded("Session crashed"),))
+"""The end of a session whose actor failed, and with which nobody goes on."""
+
+
 def of_step(event: e.SessionInput, before: State, after: State) -> Announcement | None:
     """Return what the step itself tells: a turn has begun, a process is ready, or will not be."""
     if isinstance(event, e.RunBegan) and _begins(event.turn_id, before, after):

@@ -507,7 +507,7 @@ class Consult(Message):
     """Ask the journal: the method `question` of its Recovery, with `names`. Answered with what that returns or raises."""
 
     question: str
-    names: tuple[str, ...]
+    names: tuple[str | int, ...]
     reply_to: Cell[Any]
 
     def refuse(self) -> None:

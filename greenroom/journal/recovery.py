@@ -35,6 +35,8 @@ _EVENTS = """SELECT turn_id, first_sequence, incarnation, at_monotonic_s, at_wal
         AND first_sequence >= coalesce((SELECT max(first_sequence) FROM agent_events WHERE session = ?1 AND first_sequence <= ?2 + 1), 0)
     ORDER BY first_sequence LIMIT ?3"""
 
+_PAGE_BATCHES = 500
+
 
 class Recovery:
     """The reading side of an open journal. Every method raises StoreFailedError, and JournalError for a row that cannot be read."""
@@ -150,6 +152,10 @@ class Recovery:
         batches = tuple(self._batch(session_id, after_sequence, row) for row in found[:max_batches])
         complete = len(found) <= max_batches
         return EventHistory(batches=batches, gaps=tuple(_gaps(batches, after_sequence, trimmed_to if complete else 0)), complete=complete)
+
+    def events_page(self, session_id: str, after_sequence: int) -> EventHistory:
+        """The same, in pieces that a reader can hold."""
+        return self.events(session_id, after_sequence, max_batches=_PAGE_BATCHES)
 
     def calls(self, session_id: str, turn_id: str) -> tuple[ToolCall, ...]:
         """Return the tool calls that were seen in the turn, in order."""
