@@ -22,7 +22,7 @@ from tests.e2e.test_parity import CONSUMED, DELIVERED, IN_VAIN, LATE, PLAIN, SCH
 READ_ONLY = NativePermissions(NativeMode.READ_ONLY)
 
 
-SCRIPTED = {LATE: "SLEEP 2", SLOW: "SLOW 40 0.1 w"}  # nobody can let the scripted one go on
+SCRIPTED = {LATE: "SLEEP 2", SLOW: "SLOW 25 0.1 w"}  # nobody can let the scripted one go on
 
 
 @attrs.frozen

@@ -43,7 +43,7 @@ SCHEMA = OutputSchema({"type": "object", "properties": {"n": {"type": "integer"}
 
 
 LATE, SLOW = "SLEEP 60", "SLOW 100 0.1 w"
-SCRIPTED = {LONG_TOOL: "AWAIT_STEER", LATE: "SLEEP 2", SLOW: "SLOW 40 0.1 w"}  # nobody can let the scripted one go on
+SCRIPTED = {LONG_TOOL: "AWAIT_STEER", LATE: "SLEEP 2", SLOW: "SLOW 25 0.1 w"}  # nobody can let the scripted one go on
 
 
 @attrs.frozen
@@ -91,7 +91,7 @@ def cli(request: pytest.FixtureRequest, claude: str, tmp_path: pathlib.Path) -> 
         yield Cli(request.param, stage)
 
 
-LATER_PIECE = re.compile(r"\s*w[1-9]\d*")
+LATER_PIECE = re.compile(r"\s*w[1-9]\d*\s*")
 
 
 def word(event: AgentEvent) -> str | None:
