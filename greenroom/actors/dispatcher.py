@@ -333,7 +333,7 @@ class LoopDispatcher:
         if now_s - began_s < REST_S:
             if now_s - self._rested_s < REST_AFTER_S:
                 return
-            time.sleep(REST_S)
+            time.sleep(REST_S)  # noqa: TID251 - not a wait for anything: it gives the GIL away
         self._rested_s = now_s
 
     def _until_next_timer(self) -> float | None:

@@ -14,7 +14,6 @@ import attrs
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
-from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
 from greenroom.transports.claude.config import CodecConfig
