@@ -23,14 +23,20 @@ LOSSLESS_EVENTS = 100_000
 DELTAS = frozenset({AssistantText, Reasoning, Stderr, RawOutput})
 """What a subscriber that is too slow does without first."""
 
+_TEXTS = (AssistantText, Reasoning, RawOutput)
 
-def _chars(event: AgentEvent) -> int:
-    """About how much text an event holds."""
-    if isinstance(event, ToolResult):
-        return len(event.stdout) + len(event.stderr)
-    if isinstance(event, ToolCall):
-        return sum(len(value) for value in event.args.values() if isinstance(value, str))
-    return len(getattr(event, "text", ""))
+
+def _chars(events: tuple[AgentEvent, ...]) -> int:
+    """About how much text events hold."""
+    chars = 0
+    for event in events:
+        if isinstance(event, _TEXTS):
+            chars += len(event.text)
+        elif isinstance(event, ToolResult):
+            chars += len(event.stdout) + len(event.stderr)
+        elif isinstance(event, ToolCall):
+            chars += sum(len(value) for value in event.args.values() if isinstance(value, str))
+    return chars
 
 
 def later_than(batch: Batch, sequence: int) -> Batch | None:
@@ -51,29 +57,28 @@ class Ring:
     """The latest events of one session, oldest first: HISTORY_EVENTS or HISTORY_CHARS of text at most, but the latest batch in any case."""
 
     batches: collections.deque[Batch] = attrs.field(factory=collections.deque)
+    sizes: collections.deque[int] = attrs.field(factory=collections.deque)
     events: int = 0
     chars: int = 0
+    last: int = 0
 
     def add(self, batch: Batch) -> None:
         """Take a batch; forget the oldest ones for it."""
+        events, count = batch.events, len(batch.events)
+        chars = _chars(events)
         self.batches.append(batch)
-        self.events += len(batch.events)
-        for event in batch.events:
-            self.chars += _chars(event)
+        self.sizes.append(chars)
+        self.last = batch.first_sequence + count - 1
+        self.events += count
+        self.chars += chars
         while (self.events > HISTORY_EVENTS or self.chars > HISTORY_CHARS) and len(self.batches) > 1:
-            oldest = self.batches.popleft()
-            self.events -= len(oldest.events)
-            self.chars -= sum(map(_chars, oldest.events))
+            self.events -= len(self.batches.popleft().events)
+            self.chars -= self.sizes.popleft()
 
     @property
     def first(self) -> int:
         """The number of the oldest event that is there."""
         return self.batches[0].first_sequence
-
-    @property
-    def last(self) -> int:
-        """The number of the latest event."""
-        return last_of(self.batches[-1])
 
     @property
     def ended(self) -> bool:
