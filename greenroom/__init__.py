@@ -5,6 +5,7 @@ import logging
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
     CliCheckError,
@@ -31,6 +32,7 @@ from greenroom.errors import (
     TurnCancelledError,
     TurnFailedError,
     TurnTimeoutError,
+    UnknownSessionError,
     WaitTimeoutError,
     WorkingDirectoryError,
 )
@@ -70,6 +72,7 @@ from greenroom.events import (
     TurnStarted,
     UsageReport,
 )
+from greenroom.front import SentTurn
 from greenroom.ids import IdAllocator
 from greenroom.model import (
     ApprovalPolicy,
@@ -164,13 +167,16 @@ __all__ = [
     "RunStarted",
     "RuntimeMode",
     "SchemaDialectError",
+    "SentTurn",
     "Session",
     "SessionConnecting",
     "SessionCrashedError",
+    "SessionDirectory",
     "SessionEnded",
     "SessionEvent",
     "SessionFailed",
     "SessionReady",
+    "SessionRecord",
     "SessionResumeError",
     "SessionStarted",
     "SessionStateError",
@@ -211,6 +217,7 @@ __all__ = [
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
+    "UnknownSessionError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",

@@ -32,11 +32,13 @@ from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, found_record
 from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
+from greenroom.front import ById
 from greenroom.ids import IdAllocator, RandomIds
 from greenroom.journal import Journal, Recovery
 from greenroom.journal.files import Sync
-from greenroom.journal.records import SessionOpened, Spent, TicketDecided, TicketReported
+from greenroom.journal.records import SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
 from greenroom.model import Checkpoint
 from greenroom.policy.session import replay
 from greenroom.recovered import Recovered, recovered
@@ -50,7 +52,7 @@ AT_EXIT_S = 2.0
 PROOF_S = 8.0
 
 
-class Greenroom:
+class Greenroom(ById):
     """Where sessions live: a context manager that leaves nothing running.
 
     `max_starting`: how many processes may be between their start and their handshake at once; `max_live`: how many may be alive (None:
@@ -86,6 +88,8 @@ class Greenroom:
         self._sessions: dict[str, Session] = {}
         self._closed = False
         self.id = self.ids.new_id("room")
+        self._open_front()
+        self.directory = SessionDirectory(self._forget_session)
         self._keeper: Keeper | None = None
         self._births: Births | None = None
         self._recovered: dict[str, Recovered] = {}
@@ -112,11 +116,15 @@ class Greenroom:
             recovery = Recovery(journal)
             left = recovery.processes()
             self.orphans = end_orphans(left)
-            found = recovered(self, recovery.unfinished(), recovery.sessions())
+            sessions = recovery.sessions()
+            found = recovered(self, recovery.unfinished(), sessions)
         except BaseException:
             journal.close()
             raise
         self._recovered = {one.turn_id: one for one in found}
+        for session in sessions:
+            if not session.removed:
+                self.directory.register(found_record(session))
         self._keeper = Keeper(journal)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
@@ -234,6 +242,18 @@ class Greenroom:
             session = self._sessions.get(session_id)
         return None if session is None or session.closed else session
 
+    def _as_room(self) -> Greenroom:
+        return self
+
+    def _ending(self, session_id: str) -> Session | None:
+        """The session of that name that is closed or is being closed, as long as it is remembered."""
+        with self._lock:
+            return self._sessions.get(session_id)
+
+    def _forget_session(self, session_id: str) -> None:
+        if self._keeper is not None:
+            self._keeper.put(SessionClosed(session_id=session_id, removed=True))
+
     def _find_session(self, session_id: str) -> FoundSession | None:
         """Look the session up in the journal. Raises SessionStateError when it lives."""
         with self._lock:
@@ -294,7 +314,9 @@ class Greenroom:
                 del self._sessions[session_id]
         self._audience.hub.forget_ended()
         core.room_id, core.publish = self.id, self._audience.hub.publish
-        core.created_at_s = core.changed_at_s = self.clock.wall()
+        core.changed_at_s = self.clock.wall()
+        core.created_at_s = core.created_at_s or core.changed_at_s
+        self.directory.attach(core)
         start = functools.partial(
             SessionActor.start,
             self._dispatcher(clock),

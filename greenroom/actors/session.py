@@ -81,6 +81,8 @@ class SessionCore:
     publish: Callable[[Batch], None] | None = None
     created_at_s: float = 0.0
     changed_at_s: float = 0.0
+    removed: bool = False
+    connecting: Cell[None] | None = None
     heritage: Heritage | None = None
     view: SessionView = attrs.field(init=False)
     resumes: str | None = attrs.field(init=False)
@@ -147,6 +149,7 @@ class SessionActor(LoopActor):
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
+        self._connects: list[Cell[None]] = []
         self._conversation: tuple[int, Ref] | None = None
         self._started: set[int] = set()
         self._ending: dict[int, c.CloseConversation] = {}
@@ -200,7 +203,10 @@ class SessionActor(LoopActor):
             case m.PrepareTurn():
                 self._prepare(message)
             case m.Run():
-                self._run(message)
+                try:
+                    self._run(message)
+                finally:
+                    message.seen()
             case m.TurnEvent():
                 self._emit(message.incarnation, message.turn_id, message.events)
             case m.CreditReturned() | m.Detach():
@@ -244,6 +250,9 @@ class SessionActor(LoopActor):
                 message.reply_to.settle(None)
             case m.ReleaseIfIdle():
                 self._advance(e.Release(now_s=now_s))
+            case m.Connect():
+                self._connects.append(message.reply_to)
+                self._advance(e.Connect(now_s=now_s, flags=message.flags))
             case m.CloseSession():
                 self._advance(e.Close(now_s=now_s))
             case ActorDown():
@@ -276,6 +285,13 @@ class SessionActor(LoopActor):
                     self._announce(of_command(command, event, before, self._core.transport.profile))
                 self._perform(command)
         self._advancing = False
+        if self._connects and self._state.status is not SessionStatus.CONNECTING:
+            self._answer_connects()
+
+    def _answer_connects(self) -> None:
+        connects, self._connects = self._connects, []
+        for connect in connects:
+            connect.settle(None)
 
     def _publish_view(self) -> None:
         view = public_snapshot(self._state)
@@ -775,7 +791,7 @@ class SessionActor(LoopActor):
             state_home=str(getattr(core.transport, "state_home", "")),
             spec=core.spec,
             settings=core.past.settings if core.past is not None else core.settings,
-            at_s=self.dispatcher.clock.wall(),
+            at_s=core.created_at_s or self.dispatcher.clock.wall(),
             checkpoint_key=core.store_key,
         )
         self._record(opened)
@@ -798,7 +814,7 @@ class SessionActor(LoopActor):
             self._gate.drain()
             self._retire()
         else:
-            self._record(r.SessionClosed(session_id=self._core.session_id))
+            self._record(r.SessionClosed(session_id=self._core.session_id, removed=self._core.removed))
             self._gate.hold(lambda _error: self._retire())
             self._watch_gate()
 
@@ -809,6 +825,7 @@ class SessionActor(LoopActor):
     def on_down(self, error: BaseException | None) -> None:
         """Settle whatever is open. In order nothing is; after a crash nobody may wait for ever."""
         self._over = True
+        self._answer_connects()
         crashed: BaseException = (
             SessionStateError("the session is closed") if error is None else SessionCrashedError(self._core.session_id, repr(error))
         )
