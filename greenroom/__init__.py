@@ -5,6 +5,7 @@ import logging
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AttachmentError,
     AuthUnavailableError,
@@ -32,6 +33,7 @@ from greenroom.errors import (
     TurnCancelledError,
     TurnFailedError,
     TurnTimeoutError,
+    UnknownSessionError,
     WaitTimeoutError,
     WorkingDirectoryError,
 )
@@ -39,7 +41,9 @@ from greenroom.events import (
     AgentEvent,
     ApprovalDenied,
     AssistantText,
+    EventsMissed,
     Lifecycle,
+    Notice,
     PermissionsDiffer,
     ProviderError,
     RateLimitStatus,
@@ -47,7 +51,11 @@ from greenroom.events import (
     Reasoning,
     RunFinished,
     RunStarted,
+    SessionConnecting,
+    SessionEnded,
     SessionEvent,
+    SessionFailed,
+    SessionReady,
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
@@ -55,13 +63,18 @@ from greenroom.events import (
     SteerConsumed,
     SteerDelivered,
     SteerRejected,
+    ThreadOpenRequested,
+    ThreadResumeFallback,
     ToolCall,
     ToolResult,
     TransportDied,
     TransportRestarted,
+    TurnCompleted,
     TurnInterrupted,
+    TurnStarted,
     UsageReport,
 )
+from greenroom.front import SentTurn
 from greenroom.ids import IdAllocator
 from greenroom.model import (
     ApprovalPolicy,
@@ -79,6 +92,8 @@ from greenroom.model import (
     ProviderProfile,
     ProviderUsage,
     RenewalBudget,
+    RuntimeMode,
+    SessionStatus,
     StateDirProblem,
     StdioMcpServer,
     StoreFault,
@@ -92,6 +107,7 @@ from greenroom.model import (
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
+from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
@@ -124,6 +140,8 @@ __all__ = [
     "Conversation",
     "ConversationSpec",
     "CostSource",
+    "EventStream",
+    "EventsMissed",
     "FailureKind",
     "Greenroom",
     "GreenroomError",
@@ -138,6 +156,7 @@ __all__ = [
     "NativeMode",
     "NativePermissions",
     "NoRunningTurnError",
+    "Notice",
     "OnDeath",
     "OutputSchema",
     "PermissionsDiffer",
@@ -155,13 +174,22 @@ __all__ = [
     "RetryPolicy",
     "RunFinished",
     "RunStarted",
+    "RuntimeMode",
     "SchemaDialectError",
+    "SentTurn",
     "Session",
+    "SessionConnecting",
     "SessionCrashedError",
+    "SessionDirectory",
+    "SessionEnded",
     "SessionEvent",
+    "SessionFailed",
+    "SessionReady",
+    "SessionRecord",
     "SessionResumeError",
     "SessionStarted",
     "SessionStateError",
+    "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
     "StateDirError",
@@ -175,8 +203,11 @@ __all__ = [
     "StoreFailedError",
     "StoreFault",
     "StoreUnavailableError",
+    "Subscription",
     "SystemClock",
     "TextAttachment",
+    "ThreadOpenRequested",
+    "ThreadResumeFallback",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -187,13 +218,16 @@ __all__ = [
     "TransportRestarted",
     "Turn",
     "TurnCancelledError",
+    "TurnCompleted",
     "TurnFailedError",
     "TurnInterrupted",
     "TurnRequest",
     "TurnResult",
+    "TurnStarted",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
+    "UnknownSessionError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",

@@ -211,7 +211,8 @@ class Renamed(Signal):
 class AttemptEnded(Signal):
     """The attempt ended: exactly one of `result` and `error` is set. `usage` is its own consumption, `cumulative` for the checkpoint.
 
-    `nudgeable`: a retry in place is valid next. `forced`: the interrupt went unanswered, a Kill follows.
+    `nudgeable`: a retry in place is valid next. `forced`: the interrupt went unanswered, a Kill follows. `sent`: False when nothing of the
+    attempt was given to the provider.
     `keeps_conversation`: an error of our making (FAIL_TURN, a line that was too long), which says nothing against the conversation.
     """
 
@@ -222,6 +223,7 @@ class AttemptEnded(Signal):
     cumulative: ProviderUsage | None = None
     duration_ms: int = 0
     nudgeable: bool = False
+    sent: bool = True
     forced: bool = False
     keeps_conversation: bool = False
 
@@ -253,6 +255,15 @@ class Urgent(Signal):
 
 
 Output = Signal | AgentEvent
+
+
+def soonest(*times_s: float | None) -> float | None:
+    """Return the earliest of the times that are set; None when none is. Asked for after every read, so without a list."""
+    found: float | None = None
+    for time_s in times_s:
+        if time_s is not None and (found is None or time_s < found):
+            found = time_s
+    return found
 
 
 class Codec(Protocol):

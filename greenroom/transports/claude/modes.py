@@ -1,7 +1,7 @@
 """What is a turn run with: which model, which permission mode? And may the CLI be in the mode that it says it is in? Pure.
 
-Both are asked for by control requests before the turn's message is written, and stay in force (2.1.332). A model can be set to any name,
-but "none" does not bring back the one that a process began with: it gives the CLI's default, whatever `--model`, `ANTHROPIC_MODEL` or the
+Both are asked for by control requests before the turn's message is written, and stay in force (2.1.332). A model is tried out first, by a
+request for one token; a name that the CLI does not know is passed on. "None" does not bring back the one that a process began with: it gives the CLI's default, whatever `--model`, `ANTHROPIC_MODEL` or the
 settings said, and a resumed process begins with the model of the last turn. So what a session without a model had is asked for
 (`get_settings`) before the first other one is set, and remembered. A mode wider than the one at the start is refused by the CLI itself.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from greenroom.model import InteractionMode, TurnRequest
+from greenroom.errors import GreenroomError, ProviderCapabilityError, TurnFailedError
+from greenroom.model import FailureKind, InteractionMode, TurnRequest
 from greenroom.transports.base import Write
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
@@ -18,6 +19,12 @@ from greenroom.transports.claude.state import Pending
 
 PLAN = "plan"
 SUBTYPES = frozenset({"get_settings", "set_model", "set_permission_mode"})
+_KINDS = {
+    "check_server_error": FailureKind.TRANSIENT,
+    "check_unreachable": FailureKind.TRANSIENT,
+    "rate_limit": FailureKind.TRANSIENT,
+    "auth_failed": FailureKind.AUTH,
+}
 _SAME = {"manual": "default"}
 _WIDTHS = ("plan", "dontAsk", "default", "acceptEdits", "auto", "bypassPermissions")
 
@@ -38,7 +45,7 @@ class Modes:
         self._model = config.model
         self._homes = config.home_models
         self._conversation_id = config.resume_id or config.proposed_id
-        self._patience_s = config.interrupt_grace_s
+        self._patience_s = config.startup_timeout_s
         self._desk = desk
 
     def ask(self, request: TurnRequest, now_s: float) -> Write | None:
@@ -61,10 +68,10 @@ class Modes:
     def _mode_for(self, request: TurnRequest) -> str | None:
         return PLAN if request.interaction_mode is InteractionMode.PLAN else self._own_mode
 
-    def answered(self, pending: Pending, response: dict[str, Any]) -> str | None:
-        """Take up the answer to one of these requests; return what is wrong with it, if anything."""
+    def answered(self, pending: Pending, response: dict[str, Any]) -> GreenroomError | None:
+        """Take up the answer to one of these requests; return why the turn cannot run, if it cannot."""
         if response.get("subtype") != "success":
-            return f"it refused {_what(pending)}: {response.get('error')}"
+            return _refusal(pending, response)
         given = response.get("response")
         answer = given if isinstance(given, dict) else {}
         if pending.subtype == "set_permission_mode":
@@ -75,7 +82,7 @@ class Modes:
             applied = answer.get("applied")
             model = applied.get("model") if isinstance(applied, dict) else None
             if not isinstance(model, str) or not model:
-                return "it does not say which model it uses, so that the session's could not be had again"
+                return unable("it does not say which model it uses, so that the session's could not be had again")
             self._model = model
             self._homes.keep(self._conversation_id, model)
         return None
@@ -97,7 +104,15 @@ class Modes:
         return self._own_mode or ""
 
 
-def _what(pending: Pending) -> str:
-    return {"set_model": f"model {pending.target!r}", "set_permission_mode": f"permission mode {pending.target!r}"}.get(
-        pending.subtype, "to say its settings"
-    )
+def unable(what: str) -> ProviderCapabilityError:
+    """Return the error for a wish that cannot be met, or permissions that are not the ones asked for."""
+    return ProviderCapabilityError(what, provider="claude")
+
+
+def _refusal(pending: Pending, response: dict[str, Any]) -> GreenroomError:
+    """A model is tried out on the API first, so its refusal may be one of the API's."""
+    why = str(response.get("error"))
+    if pending.subtype == "set_model":
+        kind = _KINDS.get(str(response.get("error_code")), FailureKind.OTHER)
+        return TurnFailedError(kind, f"model {pending.target!r} was not set: {why}")
+    return unable(f"it refused permission mode {pending.target!r}: {why}" if pending.target else f"it refused to say its settings: {why}")

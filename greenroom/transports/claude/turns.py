@@ -11,15 +11,15 @@ from typing import Any
 
 import attrs
 
-from greenroom.errors import GreenroomError, ProviderCapabilityError, TurnFailedError, TurnTimeoutError
+from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, PermissionsDiffer, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
-from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
+from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write, soonest
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame
-from greenroom.transports.claude.modes import SUBTYPES, Modes
+from greenroom.transports.claude.modes import SUBTYPES, Modes, unable
 from greenroom.transports.claude.state import OpenAttempt, Owner, Pending, Steer, SteerState, Stop
 
 SETTLE_S = 2.0
@@ -43,9 +43,8 @@ class Turns:
         """When `tick` is due."""
         if (turn := self.open) is None:
             return None
-        bounds = [turn.settle_until_s, turn.steers_until_s, turn.probe_until_s]
-        bounds.append(turn.attempt.deadline_s if turn.stop is None else turn.stop.until_s)
-        return min([bound for bound in bounds if bound is not None], default=None)
+        whole_s = turn.attempt.deadline_s if turn.stop is None else turn.stop.until_s
+        return soonest(whole_s, turn.settle_until_s, turn.steers_until_s, turn.probe_until_s)
 
     # --- begin ---------------------------------------------------------------------------------------------------------
 
@@ -90,18 +89,22 @@ class Turns:
 
     def mode_answered(self, pending: Pending, response: dict[str, Any], now_s: float) -> Iterator[Output]:
         """The CLI answered one of the requests that a turn waits for."""
-        wrong = self._modes.answered(pending, response)
-        if self.open is None or self.open.written:
+        wrong, turn = self._modes.answered(pending, response), self.open
+        if turn is None or turn.written:
             return
         if wrong is None:
             yield from self.write(now_s)
+        elif pending.subtype == "set_model":
+            turn.stop = Stop(until_s=now_s, error=wrong, keeps_conversation=True)
+            yield from self._settle(turn, now_s)
         else:
             yield from self._unmet(wrong, now_s)
 
     def unanswered(self, pending: Pending, now_s: float) -> Iterator[Output]:
         """A request of ours got no answer in time. A turn that waits for it must not run: nobody knows with what."""
         if pending.subtype in SUBTYPES and self.open is not None and not self.open.written:
-            yield from self._unmet(f"no answer to {pending.subtype} within {self._config.interrupt_grace_s:g} s", now_s)
+            why = f"no answer to {pending.subtype} within {self._config.startup_timeout_s:g} s"
+            yield from self._unmet(TurnFailedError(FailureKind.OTHER, why), now_s)
 
     def mode_told(self, mode: str, now_s: float) -> Iterator[Output]:
         """The CLI says that its permission mode has changed."""
@@ -116,18 +119,17 @@ class Turns:
     def _overruled(self, wrong: str, now_s: float) -> Iterator[Output]:
         """The process has other permissions than it was given. It is killed, whatever it is at."""
         yield PermissionsDiffer(self._modes.asked, wrong)
-        yield from self._unmet(wrong, now_s)
+        yield from self._unmet(unable(wrong), now_s)
 
-    def _unmet(self, wrong: str, now_s: float) -> Iterator[Output]:
+    def _unmet(self, error: GreenroomError, now_s: float) -> Iterator[Output]:
         turn = self.open
         if turn is not None:
-            error = ProviderCapabilityError(wrong, provider="claude")
             turn.stop = Stop(until_s=now_s, error=error, keeps_conversation=True)
             verdict = self._verdict(turn)
             yield from steers.all_rejected(turn, "delivery unknown: the process is killed")
             self._close()
             yield from verdict.stopped(forced=True)
-        yield Kill(wrong)
+        yield Kill(str(error))
 
     # --- whose frame is it? --------------------------------------------------------------------------------------------
 

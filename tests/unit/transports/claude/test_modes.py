@@ -8,7 +8,7 @@ import pytest
 
 from greenroom.errors import ProviderCapabilityError
 from greenroom.events import PermissionsDiffer
-from greenroom.model import InteractionMode, TurnRequest
+from greenroom.model import FailureKind, InteractionMode, TurnRequest
 from greenroom.transports.base import AttemptEnded, AttemptSwallowed, Kill
 from greenroom.transports.claude.modes import width
 from greenroom.transports.home_models import HomeModels
@@ -40,9 +40,9 @@ def runs(cli: Cli, uuid: str, mode: str = BYPASS, **fields: Any) -> None:
     cli.feed(life(uuid, "queued"), life(uuid, "started"), init(uuid, permissionMode=mode), result(uuid, **fields), life(uuid, "completed"))
 
 
-def error_response(cli: Cli, subtype: str, text: str) -> None:
+def error_response(cli: Cli, subtype: str, text: str, code: str) -> None:
     request_id = [frame["request_id"] for frame in cli.written("control_request") if frame["request"]["subtype"] == subtype][-1]
-    response = {"subtype": "error", "request_id": request_id, "error": text}
+    response = {"subtype": "error", "request_id": request_id, "error": text, "error_code": code}
     cli.feed({"type": "control_response", "response": response})
 
 
@@ -102,23 +102,46 @@ def test_a_process_that_does_not_say_its_model_gets_no_other() -> None:
     assert not sent(cli)
 
 
-@pytest.mark.parametrize("subtype", ["set_model", "set_permission_mode"])
-def test_a_refusal_ends_the_turn_before_anything_is_sent(subtype: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("check_server_error", FailureKind.TRANSIENT),
+        ("check_unreachable", FailureKind.TRANSIENT),
+        ("rate_limit", FailureKind.TRANSIENT),
+        ("auth_failed", FailureKind.AUTH),
+        ("not_found", FailureKind.OTHER),
+        ("", FailureKind.OTHER),
+    ],
+)
+def test_a_model_that_is_not_set_fails_the_turn_before_anything_is_sent_and_the_process_stays(code: str, kind: FailureKind) -> None:
     cli = ready(model="home")
-    cli.start(U1, request=own("other") if subtype == "set_model" else PLAN)
-    error_response(cli, subtype, "not today")
+    cli.start(U1, request=own("other"))
+    error_response(cli, "set_model", "not today", code)
     assert "not today" in str(cli.ended.error)
-    assert (cli.ended.keeps_conversation, cli.ended.forced) == (True, True)
-    assert cli.of(Kill)
+    assert cli.ended.error.kind is kind
+    assert (cli.ended.keeps_conversation, cli.ended.forced, cli.ended.sent) == (True, False, False)
+    assert not cli.of(Kill)
+    cli.start(U2)
+    assert sent(cli) == [U2]
+
+
+def test_a_mode_that_is_refused_fails_the_turn_and_ends_the_process() -> None:
+    cli = ready()
+    cli.start(U1, request=PLAN)
+    error_response(cli, "set_permission_mode", "not today", "bypass_not_launched")
+    assert isinstance(cli.ended.error, ProviderCapabilityError)
+    assert (cli.ended.forced, cli.ended.sent, len(cli.of(Kill))) == (True, False, 1)
     assert not sent(cli)
 
 
 def test_without_an_answer_the_turn_does_not_run_and_the_process_goes() -> None:
-    cli = ready(model="home", interrupt_grace_s=3.0)
+    cli = ready(model="home", startup_timeout_s=30.0)
     cli.start(U1, request=own("other"))
-    cli.later(4)
-    assert "no answer to set_model within 3 s" in str(cli.ended.error)
-    assert len(cli.of(Kill)) == 1
+    cli.later(29)
+    assert not cli.of(AttemptEnded)
+    cli.later(2)
+    assert "no answer to set_model within 30 s" in str(cli.ended.error)
+    assert (len(cli.of(Kill)), cli.ended.sent) == (1, False)
     assert not sent(cli)
 
 
@@ -146,7 +169,7 @@ def test_a_late_answer_counts_for_what_it_answers() -> None:
 
 
 def test_a_timeout_counts_while_the_answer_is_due() -> None:
-    cli = ready(model="home", interrupt_grace_s=30.0)
+    cli = ready(model="home")
     cli.start(U1, request=own("other"), deadline_s=cli.now_s + 5, timeout_s=5.0)
     cli.later(6)
     assert "did not finish within 5 s" in str(cli.ended.error)

@@ -133,7 +133,9 @@ def test_the_mode_that_was_asked_for_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize("resume", [None, T1])
-@pytest.mark.parametrize("wider", [{"sandbox": {"type": "dangerFullAccess"}}, {"approvalPolicy": "never"}, {"approvalsReviewer": "auto_review"}])
+@pytest.mark.parametrize(
+    "wider", [{"sandbox": {"type": "dangerFullAccess"}}, {"approvalPolicy": "never"}, {"approvalsReviewer": "auto_review"}]
+)
 def test_a_thread_that_opens_with_other_permissions_is_not_used(resume: str | None, wider: dict[str, Any]) -> None:
     server = Server().ready()
     server.attach("a", launch(NativeMode.READ_ONLY, resume=resume))

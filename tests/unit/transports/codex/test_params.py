@@ -74,7 +74,9 @@ def test_the_echo_must_be_what_was_asked_for(mode: NativeMode) -> None:
         ({"type": "workspaceWrite", "writableRoots": ["/project/out"], "networkAccess": False}, "auto_review", "by 'auto_review'"),
     ],
 )
-def test_a_sandbox_that_lets_more_through_or_another_who_approves_is_not_what_was_asked_for(sandbox: Any, reviewer: str, words: str) -> None:
+def test_a_sandbox_that_lets_more_through_or_another_who_approves_is_not_what_was_asked_for(
+    sandbox: Any, reviewer: str, words: str
+) -> None:
     spec = launch(M.WORKSPACE_WRITE, roots=("x/../out",))
     asked, reported = params.differing(spec, sandbox, "on-request", reviewer) or ("", "")
     assert words in reported
