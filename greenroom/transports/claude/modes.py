@@ -1,9 +1,10 @@
 """What is a turn run with: which model, which permission mode? And may the CLI be in the mode that it says it is in? Pure.
 
 Both are asked for by control requests before the turn's message is written, and stay in force (2.1.332). A model is tried out first, by a
-request for one token; a name that the CLI does not know is passed on. "None" does not bring back the one that a process began with: it gives the CLI's default, whatever `--model`, `ANTHROPIC_MODEL` or the
-settings said, and a resumed process begins with the model of the last turn. So what a session without a model had is asked for
-(`get_settings`) before the first other one is set, and remembered. A mode wider than the one at the start is refused by the CLI itself.
+request for one token; a name that the CLI does not know is passed on. "None" does not bring back the model that a process began with: it
+gives the CLI's default, whatever `--model`, `ANTHROPIC_MODEL` or the settings said, and a resumed process begins with the model of the
+last turn. So what a session without a model had is asked for (`get_settings`) before the first other one is set, and remembered. A mode
+wider than the one at the start is refused by the CLI itself.
 """
 
 from __future__ import annotations
