@@ -150,7 +150,10 @@ class LaunchSpec:
 
 @attrs.frozen(kw_only=True)
 class Launch:
-    """What to start, and the codec that speaks to it. `env` is complete, the mark included."""
+    """What to start, and the codec that speaks to it. `env` is complete, the mark included.
+
+    `settled`: to be called once the start has succeeded or failed, whatever comes of it, by the process's driver or who else has it.
+    """
 
     argv: tuple[str, ...]
     cwd: pathlib.Path
@@ -158,6 +161,7 @@ class Launch:
     codec: Codec
     startup_timeout_s: float = 60.0
     close_grace_s: float = 5.0
+    settled: Callable[[], None] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -408,7 +412,7 @@ class SharedCodec(Protocol):
 
 @attrs.frozen(kw_only=True)
 class LinkLaunch:
-    """What to start for a shared process. `max_conversations`: how many it may carry at once."""
+    """What to start for a shared process. `max_conversations`: how many it may carry at once; `settled`: as in `Launch`."""
 
     argv: tuple[str, ...]
     cwd: pathlib.Path
@@ -416,6 +420,7 @@ class LinkLaunch:
     codec: SharedCodec
     startup_timeout_s: float = 60.0
     close_grace_s: float = 5.0
+    settled: Callable[[], None] | None = None
     max_conversations: int = 32
 
 

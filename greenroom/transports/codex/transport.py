@@ -20,6 +20,7 @@ from greenroom.ids import IdAllocator
 from greenroom.model import ConversationSpec, NativeMode, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec, LinkLaunch
 from greenroom.transports.binaries import Program
+from greenroom.transports.codex import first_start
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
@@ -58,7 +59,9 @@ PROFILE = ProviderProfile(
     chooses_ids=False,
     retries_in_place=True,
     renewal=RenewalBudget(max_turns=2, max_turn_input_tokens=10_000_000, max_turn_duration_ms=600_000),
-    auth_env_vars=("OPENAI_API_KEY", "CODEX_API_KEY"),
+    # None: the server looks at its login, and at the variable that the configured provider names, which may be any. It does not look at
+    # OPENAI_API_KEY or CODEX_API_KEY by itself (0.163 and 0.171).
+    auth_env_vars=(),
     state_root_env="CODEX_HOME",
     program="codex app-server",
 )
@@ -155,6 +158,7 @@ class CodexAppServerTransport:
             codec=CodexCodec(self._config(argv, env), self.prepare(launch)),
             startup_timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
+            settled=first_start.take(Path(self.state_home)),
         )
 
     def _argv(self) -> tuple[str, ...]:
@@ -183,7 +187,7 @@ class CodexAppServerTransport:
 
     @property
     def first_key(self) -> Hashable:
-        """The first server in a home goes alone: 0.163 makes its databases without a lock, and a second one would end with an error."""
+        """The first server in a home goes alone (`first_start.py`): within a room nobody need wait for a lock."""
         return (NAME, self.state_home)
 
     def launch_link(self, spec: ConversationSpec, mark: str) -> LinkLaunch:
@@ -201,6 +205,7 @@ class CodexAppServerTransport:
             codec=CodexLinkCodec(self._config(argv, env)),
             startup_timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
+            settled=first_start.take(home),
             max_conversations=self.max_conversations,
         )
 
