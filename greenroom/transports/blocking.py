@@ -27,8 +27,10 @@ from greenroom.transports.base import (
     Attempt,
     AttemptEnded,
     Flags,
+    Launch,
     LaunchSpec,
     Output,
+    Process,
     Ready,
     Renamed,
     StartFailed,
@@ -193,7 +195,7 @@ class BlockingConversation:
             previous_usage=self._spec.previous_usage if self._incarnation == 1 else None,
         )
         launch = self._transport.launch(spec)
-        process = (self._transport.executor or LocalExecutor()).start(launch.argv, launch.cwd, launch.env)
+        process = self._process(launch)
         self._driver, self._flags = Driver(launch, process), flags
         outputs = self._driver.begin(self._clock.monotonic())
         while True:
@@ -206,6 +208,14 @@ class BlockingConversation:
                 if isinstance(output, Ended):
                     raise self._died(output)
             outputs = self._pump()
+
+    def _process(self, launch: Launch) -> Process:
+        try:
+            return (self._transport.executor or LocalExecutor()).start(launch.argv, launch.cwd, launch.env)
+        except BaseException:
+            if launch.settled is not None:
+                launch.settled()
+            raise
 
     def _pump(self) -> list[Output]:
         """Wait until something is ready or due, and let the driver see to it."""

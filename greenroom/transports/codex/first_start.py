@@ -52,7 +52,7 @@ def _locked(fd: int, patience_s: float) -> bool:
 
 
 class _Release:
-    """Gives the lock back, once."""
+    """Gives the lock back, once; at the latest when nobody knows it any more."""
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd: int | None = fd
@@ -67,3 +67,6 @@ class _Release:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             os.close(fd)
+
+    def __del__(self) -> None:
+        self()
