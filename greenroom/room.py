@@ -309,10 +309,15 @@ class Greenroom(ById):
                 raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
-            self._sessions[core.session_id] = session
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
+            # Who finds it by its name finds it begun.
+            ref = self._start(core, clock)
+            self._sessions[core.session_id] = session
         self._audience.hub.forget_ended()
+        return ref
+
+    def _start(self, core: SessionCore, clock: Clock) -> pykka.ActorRef[Any]:
         core.room_id, core.publish = self.id, self._audience.hub.publish
         core.changed_at_s = self.clock.wall()
         core.created_at_s = core.created_at_s or core.changed_at_s
