@@ -49,13 +49,14 @@ def main() -> None:
             print(f"found again: {found.thread_id}, {found.status.value}")
             again = room.start_session(found.thread_id, "claude", runtime_mode="full-access")
             print("goes on in its conversation:", again.resume_cursor == found.resume_cursor)
-            print("answered:", room.send_turn(found.thread_id, QUICK).wait(120).result.text)
-            with room.events(found.thread_id, after=0) as history:  # from the first event on, over both programs
-                names = []
-                while names.count("turn/completed") < 2:
-                    event = history.get(timeout=120)
-                    names.append(event.method if event is not None else None)
-            print("turns in its history:", names.count("turn/started"))
+            again_sent = room.send_turn(found.thread_id, QUICK)
+            print("answered:", again_sent.wait(120).result.text)
+            turns = []
+            for event in room.events(found.thread_id, after=0):  # from the first event on, over both programs
+                turns += [event.turn_id] if event.method == "turn/completed" else []
+                if again_sent.turn_id in turns:
+                    break
+            print("turns in its history:", len(turns))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Recovery:
             opened=self._value(opened, SessionOpened),
             closed_at_s=closed_at_s,
             last_conversation_id=text_of(conversation_id),
-            removed=bool(removed),
+            removed=closed_at_s is not None and bool(removed),
         )
 
     def progress(self, session_id: str) -> tuple[int, int]:

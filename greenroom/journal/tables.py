@@ -83,7 +83,7 @@ class Writer:
 
     def _session_opened(self, record: r.SessionOpened) -> None:
         sql = """INSERT INTO session (session_id, opened) VALUES (?, ?)
-            ON CONFLICT (session_id) DO UPDATE SET opened = excluded.opened, closed_at_s = NULL, removed = 0"""
+            ON CONFLICT (session_id) DO UPDATE SET opened = excluded.opened, closed_at_s = NULL"""
         self._run(sql, column(record.session_id), self._codec.encode(record))
 
     def _session_closed(self, record: r.SessionClosed, at_s: float) -> None:
