@@ -284,7 +284,7 @@ class ById:
     def fork_thread(self, thread_id: str, new_thread_id: str) -> SessionRecord:
         """Begin another session under an id of the caller's, with the whole history of this one; return its record.
 
-        Blocks. Raises UnknownSessionError, ProviderCapabilityError, SessionStateError for an id that is taken, and what `Session.fork` does.
+        Blocks. Raises UnknownSessionError, ProviderCapabilityError, SessionStateError for an id that is taken, and more of `Session.fork`.
         """
         _check_id(new_thread_id)
         self._check_startable(new_thread_id)
