@@ -9,9 +9,10 @@ import atexit
 import functools
 import logging
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,6 +41,7 @@ from greenroom.journal.records import SessionOpened, Spent, TicketDecided, Ticke
 from greenroom.model import Checkpoint
 from greenroom.policy.session import replay
 from greenroom.recovered import Recovered, recovered
+from greenroom.signals import ClosingOnSignals
 from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
 
@@ -137,17 +139,21 @@ class Greenroom:
         with self._lock:
             return tuple(self._recovered.values())
 
-    def close(self, deadline_s: float = 10.0) -> tuple[str, ...]:
+    def close(self, deadline_s: float = 10.0, *, grace_s: float = 0.0) -> tuple[str, ...]:
         """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
 
-        Returns the ids of the sessions whose processes had to be killed because time was up. Blocks; idempotent; any thread.
+        No turn is admitted from now on. Those that run may go on for `grace_s` seconds of the deadline, and only then are interrupted;
+        another `close` without a grace ends it. Returns the ids of the sessions whose processes had to be killed because time was up.
+        Blocks; idempotent; any thread. Raises ValueError for a grace that is longer than the deadline.
         """
+        if not 0 <= grace_s <= deadline_s:
+            raise ValueError(f"grace_s must be from 0 to deadline_s ({deadline_s:g} s), which includes it, got {grace_s:g}")
         if not self._pid_is_ours():
             return ()
         reply: Cell[tuple[str, ...]] = Cell()
         with self._lock:
             first, self._closed = not self._closed, True
-        tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, reply_to=reply))
+        tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, grace_s=grace_s, reply_to=reply))
         # After the deadline everything is killed and looked for; that is bounded as well. Not by a test's clock: the processes are real.
         if not reply.wait(deadline_s + PROOF_S, SystemClock()):
             self.log.error("room %s: not everything ended within %g s", self.id, deadline_s + PROOF_S)
@@ -159,6 +165,18 @@ class Greenroom:
             self._close_journal(in_order=reply.settled)
             engines.release(self._engine)
         return reply.get() if reply.settled else tuple(session.id for session in self.sessions())
+
+    def close_on_signals(
+        self, *, deadline_s: float = 10.0, grace_s: float = 0.0, signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+    ) -> ClosingOnSignals:
+        """Return a context in which the first of `signals` closes the room as `close` does, and a second one by force.
+
+        Main thread only. A turn that runs ends with its outcome, the next one is refused; leaving the block after a signal waits for the
+        close and raises SystemExit(128 + number). See `ClosingOnSignals`.
+        """
+        if not 0 <= grace_s <= deadline_s:
+            raise ValueError(f"grace_s must be from 0 to deadline_s ({deadline_s:g} s), which includes it, got {grace_s:g}")
+        return ClosingOnSignals(self.close, deadline_s=deadline_s, grace_s=grace_s, signals=signals, log=self.log)
 
     def _close_journal(self, *, in_order: bool) -> None:
         if self._keeper is None or self._births is None:

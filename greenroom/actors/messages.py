@@ -151,6 +151,13 @@ class CloseSession(Message):
 
 
 @attrs.frozen(kw_only=True)
+class DrainSession(Message):
+    """End the session once the turn that runs has ended, at once where none does."""
+
+    control = True
+
+
+@attrs.frozen(kw_only=True)
 class CreditReturned(Message):
     """The caller's sink has room again."""
 
@@ -463,9 +470,10 @@ class SessionBegan(Message):
 
 @attrs.frozen(kw_only=True)
 class CloseRoom(Message):
-    """End every session within `deadline_s`. Answered with the ids of those who had to be killed."""
+    """End every session within `deadline_s`, of which running turns have `grace_s`. Answered with the ids of those who had to be killed."""
 
     deadline_s: float
+    grace_s: float = 0.0
     reply_to: Cell[tuple[str, ...]]
     control = True
 

@@ -26,7 +26,7 @@ from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.store import unavailable
-from greenroom.actors.ticket import Batch, Sink, TicketCore
+from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
@@ -157,6 +157,7 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._draining = False
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -242,6 +243,9 @@ class SessionActor(LoopActor):
                 self._advance(e.Release(now_s=now_s))
             case m.CloseSession():
                 self._advance(e.Close(now_s=now_s))
+            case m.DrainSession():
+                self._draining = True
+                self._close_if_drained()
             case ActorDown():
                 pass  # a conversation's end is told by its Down
             case _:
@@ -397,6 +401,13 @@ class SessionActor(LoopActor):
     def _forget(self, turn_id: str) -> None:
         self._tickets.pop(turn_id, None)
         self._requests.pop(turn_id, None)
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        """A turn that its caller has begun may end first, also when its Run has not arrived yet: we were told out of turn."""
+        if self._draining and not any(ticket.state is TicketState.BEGUN for ticket in self._tickets.values()):
+            self._draining = False
+            self._advance(e.Close(now_s=self._now_s()))
 
     def _interrupted(self, turn_id: str) -> None:
         self._hold_reading(hold=False)

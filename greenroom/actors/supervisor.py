@@ -37,6 +37,7 @@ from greenroom.transports.marks import make_mark
 logger = logging.getLogger("greenroom.supervisor")
 
 DEADLINE = "deadline"
+GRACE = "grace"
 LINGER_S = 2.0
 """How long a shared process without conversations stays: a session that renews its conversation finds it again."""
 MAX_CRASHES = 3
@@ -71,9 +72,10 @@ class _Start:
 
 @attrs.define(kw_only=True)
 class _Closing:
-    """The end of the room."""
+    """The end of the room. `draining`: turns that run may end yet."""
 
     reply_to: Cell[tuple[str, ...]]
+    draining: bool
     killed: set[str] = attrs.field(factory=set)
 
 
@@ -149,6 +151,8 @@ class SupervisorActor(LoopActor):
                 self._close_room(message)
             case TimerFired(token=("idle", link_id, moves)):
                 self._end_idle_link(link_id, moves)
+            case TimerFired(token="grace"):
+                self._end_grace()
             case TimerFired():
                 self._kill_all()
             case ActorDown():
@@ -165,7 +169,7 @@ class SupervisorActor(LoopActor):
         else:
             self._sessions[message.session_id] = _Session(ref=message.session)
         if self._closing is not None:
-            tell(message.session, m.CloseSession())
+            self._end_session(message.session)
 
     def _asked(self, message: m.StartConversation) -> None:
         incarnation = message.launch.incarnation
@@ -397,12 +401,26 @@ class SupervisorActor(LoopActor):
     def _close_room(self, message: m.CloseRoom) -> None:
         if self._closing is not None:
             self._closing.reply_to.when_settled(_copy(self._closing.reply_to, message.reply_to))
+            self._closing.draining = self._closing.draining and message.grace_s > 0
         else:
-            self._closing = _Closing(reply_to=message.reply_to)
+            self._closing = _Closing(reply_to=message.reply_to, draining=message.grace_s > 0)
         for session in self._sessions.values():
-            tell(session.ref, m.CloseSession())
+            self._end_session(session.ref)
+        if self._closing.draining:
+            self.dispatcher.call_later(message.grace_s, self.actor_ref, TimerFired(token=GRACE))
         self.dispatcher.call_later(message.deadline_s, self.actor_ref, TimerFired(token=DEADLINE))
         self._finish_room()
+
+    def _end_session(self, session: Ref) -> None:
+        draining = self._closing is not None and self._closing.draining
+        tell(session, m.DrainSession() if draining else m.CloseSession())
+
+    def _end_grace(self) -> None:
+        """Turns that still run have had their time."""
+        if self._closing is not None:
+            self._closing.draining = False
+        for session in self._sessions.values():
+            self._end_session(session.ref)
 
     def _kill_all(self) -> None:
         """Time is up: whatever still runs is killed."""
