@@ -2,6 +2,9 @@
 
 import logging
 
+from greenroom import _loading
+
+# isort: split
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
@@ -96,6 +99,7 @@ __version__ = "0.1.0"
 
 # A library is silent until its user configures logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+_loading.done()
 
 __all__ = [
     "Agent",

@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 from collections.abc import Iterable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 import attrs
@@ -43,9 +43,7 @@ class ClosingOnSignals:
     exception passes. `received` is the signal, `killed` the sessions whose processes had to be killed.
     """
 
-    def __init__(
-        self, close: _Close, *, deadline_s: float, grace_s: float, signals: Iterable[signal.Signals], log: logging.Logger
-    ) -> None:
+    def __init__(self, close: _Close, *, deadline_s: float, grace_s: float, signals: Iterable[signal.Signals], log: logging.Logger) -> None:
         self.received: signal.Signals | None = None
         self.killed: tuple[str, ...] = ()
         self._close = close
@@ -92,7 +90,7 @@ class ClosingOnSignals:
         killed = self._close(order.deadline_s, grace_s=order.grace_s)
         self.killed = tuple(sorted({*self.killed, *killed}))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self._wait()
         except SystemExit:  # the second signal came while we waited

@@ -85,8 +85,9 @@ Keys of a task:
 Paths are relative to the task file. A task wins over [defaults], and [defaults] over the options below.
 
 \b
-Ctrl-C stops in order: running turns are interrupted and their results kept. Ctrl-C again forces it.
-Exit status: 0 all tasks are done, 1 some are not, 2 bad input (nothing was started), 130 stopped.
+Ctrl-C and SIGTERM stop in order: no further task begins, running turns have --grace seconds to end, are then interrupted, and
+their results are kept. A second one forces it.
+Exit status: 0 all tasks are done, 1 some are not, 2 bad input (nothing was started), 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 
@@ -150,6 +151,9 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
     parallel: Annotated[int, typer.Option(min=1, help="How many turns run at once.")] = 8,
     max_starting: Annotated[int, typer.Option(min=1, help="How many processes may be starting at once.")] = 8,
     max_cost_usd: Annotated[float | None, typer.Option(help="Begin no further task once this much is spent.")] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running turns have to end by themselves after Ctrl-C or SIGTERM.")
+    ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, in which order; start nothing.")] = False,
     permissions: Annotated[str | None, typer.Option(help=f"For tasks that do not say: {' or '.join(PERMISSIONS)}.")] = None,
     model: Annotated[str | None, typer.Option(help="For tasks that do not say.")] = None,
@@ -175,7 +179,7 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         _refuse([error])
     run = _Run(
         plan=plan,
-        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, unknown=unknown if state_dir is not None else None),
+        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, unknown=unknown if state_dir is not None else None, grace_s=grace),
         state_dir=state_dir,
         log=log,
         done=done,
@@ -263,7 +267,7 @@ async def _go(run: _Run) -> int:
     _print_summary(board, records, runner, len(run.done))
     if run.log is None and run.state_dir is None:
         _hint("the answers were not kept; with --out FILE they are, and a second run does only the rest")
-    status = exit_status(runner.outcomes.values(), interrupted=stop.asked)
+    status = exit_status(runner.outcomes.values(), stopped=stop.status if stop.asked else None)
     return status or (1 if runner.trouble else 0)
 
 
@@ -350,7 +354,7 @@ def _demo(
 
     Runs sessions in parallel over scripted CLIs, which are real processes.
     One turn is steered, one interrupted, one retries an overload, and one process is killed and comes back.
-    Exit status: 0, or 1 if something did not happen as it should.
+    Exit status: 0, or 1 if something did not happen as it should; 130 after Ctrl-C, 143 after SIGTERM.
     """
     engine = context.obj or Engine()
     raise typer.Exit(demo_command.run_demo(engine, sessions=sessions, seconds_cap=seconds_cap, plain=plain))

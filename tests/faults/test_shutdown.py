@@ -13,7 +13,6 @@ import attrs
 import pytest
 
 from greenroom import ApprovalPolicy, Greenroom, NativePermissions, SessionStateError, TurnRequest
-from greenroom.events import AssistantText
 from greenroom.testing import FakeTransport, FakeTurn
 from greenroom.testing.scripted import Plan
 from tests.faults.bench import AT_ONCE, PATIENCE_S, Cli, outcome_of, until
@@ -291,3 +290,19 @@ def test_signals_come_while_the_program_is_in_the_middle_of_anything(program):
     running.send(signal.SIGTERM)
     code, _, err = running.end()
     assert code == 128 + signal.SIGTERM, err
+
+
+def test_a_signal_ends_the_demo_in_order():
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "greenroom", "demo", "--sessions", "4", "--seconds-cap", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=pathlib.Path(__file__).parents[2],
+    )
+    assert demo.stdout.readline()
+    demo.send_signal(signal.SIGTERM)
+    out, err = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 128 + signal.SIGTERM, out + err
+    assert out.splitlines()[-1] == "stopped"
+    assert not err
