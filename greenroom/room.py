@@ -39,7 +39,7 @@ from greenroom.journal import Journal, Recovery
 from greenroom.journal.files import Sync
 from greenroom.journal.records import SessionOpened, Spent, TicketDecided, TicketReported
 from greenroom.model import Checkpoint
-from greenroom.policy.session import replay
+from greenroom.policy.session import replay_on
 from greenroom.recovered import Recovered, recovered
 from greenroom.signals import ClosingOnSignals
 from greenroom.transports.base import Flags
@@ -255,13 +255,13 @@ class Greenroom:
     def _past(self, opened: SessionOpened) -> Past | None:
         """Replay what is on record; None: it was forgotten, or cannot be read, and only the last conversation is known."""
         try:
-            inputs = self._consult("inputs", opened.session_id)
+            history = self._consult("history", opened.session_id)
         except JournalError as error:
             self.log.warning("session %s goes on from its last conversation alone: %s", opened.session_id, error)
             return None
-        if inputs is None:
+        if history is None:
             return None
-        return Past(state=replay(opened.settings, inputs), settings=opened.settings)
+        return Past(state=replay_on(history.origin(opened.settings), history.inputs), settings=opened.settings)
 
     def _pid_is_ours(self) -> bool:
         return self._pid == os.getpid()

@@ -15,10 +15,10 @@ from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
 from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, StoreFailedError, TransportDiedError
 from greenroom.events import AgentEvent, ToolCall
+from greenroom.journal.records import InputHistory
 from greenroom.journal.records import Record as JournalRecord
 from greenroom.model import Checkpoint, ProviderUsage, StoreFault, TurnRequest, TurnResult
 from greenroom.policy.commands import How
-from greenroom.policy.events import SessionInput
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
@@ -448,7 +448,7 @@ class Recalled(Message):
     session_id: str
     core: Any
     left: Any
-    inputs: tuple[SessionInput, ...] | None
+    history: InputHistory | None
     error: BaseException | None
 
     def refuse(self) -> None:

@@ -267,6 +267,7 @@ class SessionActor(LoopActor):
             self._state, commands = step(before, event)
             self._core.view = public_snapshot(self._state)
             if self._ledger is not None:
+                self._record(*self._ledger.snapshot(before))
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
             for command in commands:
                 log_command(self._core.log, self._core.session_id, command)

@@ -354,7 +354,7 @@ class SupervisorActor(LoopActor):
         reply: Cell[Any] = Cell()
         ref = self.actor_ref
         reply.when_settled(lambda: _recall(ref, message, reply))
-        tell(journal(), m.Consult(question="inputs", names=(message.session_id,), reply_to=reply))
+        tell(journal(), m.Consult(question="history", names=(message.session_id,), reply_to=reply))
 
     def _crashed_too_often(self, session_id: str) -> bool:
         crashes = self._crashes.setdefault(session_id, collections.deque(maxlen=MAX_CRASHES))
@@ -364,13 +364,13 @@ class SupervisorActor(LoopActor):
         return often
 
     def _recalled(self, message: m.Recalled) -> None:
-        core = message.core
-        if not message.inputs:
+        core, history = message.core, message.history
+        if history is None or (history.state is None and not history.inputs):
             logger.error("session %s cannot go on after its crash: %s", message.session_id, message.error or "nothing of it is on record")
             self._give_up(message)
             return
         settings = core.past.settings if core.past is not None else core.settings
-        core.heritage = heritage(settings, message.inputs, message.left)
+        core.heritage = heritage(history.origin(settings), history.inputs, message.left)
         core.ref = core.start()
 
     def _give_up(self, message: m.SessionCrashed | m.Recalled) -> None:
@@ -466,7 +466,7 @@ def _recall(supervisor: Ref, crashed: m.SessionCrashed, reply: Cell[Any]) -> Non
         session_id=crashed.session_id,
         core=crashed.core,
         left=crashed.left,
-        inputs=None if failed else outcome,
+        history=None if failed else outcome,
         error=outcome if failed else None,
     )
     tell(supervisor, recalled)

@@ -72,6 +72,7 @@ def _forget_inputs(connection: sqlite3.Connection, before_s: float) -> int:
         sql = "SELECT seq FROM session WHERE closed_at_s < ? AND inputs_gone = 0 ORDER BY closed_at_s, seq LIMIT ?"
         gone = connection.execute(sql, (before_s, SESSIONS_PER_ROUND)).fetchall()
         connection.executemany("DELETE FROM input WHERE session = ?", gone)
+        connection.executemany("DELETE FROM snapshot WHERE session = ?", gone)
         connection.executemany("UPDATE session SET inputs_gone = 1 WHERE seq = ?", gone)
         connection.execute("COMMIT")
     except BaseException:

@@ -47,7 +47,10 @@ _RETENTION = (
         (SELECT min(first_sequence) - 1 FROM agent_events WHERE agent_events.session = session.seq), 0)""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION)
+# What a session was after its first n inputs; those are dropped in the same step.
+_SNAPSHOTS = ("CREATE TABLE snapshot (session INTEGER PRIMARY KEY, n INTEGER NOT NULL, body TEXT NOT NULL)",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _SNAPSHOTS)
 """Step number n makes version n out of version n - 1."""
 
 CORE_TABLES = ("session", "ticket", "request", "outcome", "checkpoint", "process", "spent")
