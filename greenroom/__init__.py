@@ -64,6 +64,7 @@ from greenroom.events import (
     UsageReport,
 )
 from greenroom.ids import IdAllocator
+from greenroom.journal import Retention
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -87,9 +88,11 @@ from greenroom.model import (
     TurnRequest,
     TurnResult,
 )
+from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
+from greenroom.signals import ClosingOnSignals
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
@@ -116,6 +119,7 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "ClosingOnSignals",
     "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
@@ -147,6 +151,7 @@ __all__ = [
     "Reasoning",
     "RenewalBudget",
     "RestartPolicy",
+    "Retention",
     "RetryPolicy",
     "RunFinished",
     "RunStarted",
@@ -191,4 +196,5 @@ __all__ = [
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
+    "default_state_dir",
 ]

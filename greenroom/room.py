@@ -35,7 +35,7 @@ from greenroom.agent import Agent, Session
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
 from greenroom.ids import IdAllocator, RandomIds
-from greenroom.journal import Journal, Recovery
+from greenroom.journal import Journal, Recovery, Retention
 from greenroom.journal.files import Sync
 from greenroom.journal.records import SessionOpened, Spent, TicketDecided, TicketReported
 from greenroom.model import Checkpoint
@@ -60,7 +60,7 @@ class Greenroom:
 
     With `state_dir` everything that happens is journalled there, and survives the death of this program (`sync="process"`) or a power
     cut (`sync="full"`). Opening it ends what a dead program left running there (at most 5 s), and resends nothing: `recovered()` lists
-    what was not finished. Raises StateDirError for a directory that cannot be used.
+    what was not finished; `retention` says how long it remembers the rest. Raises StateDirError for a directory that cannot be used.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Greenroom:
         *,
         state_dir: Path | str | None = None,
         sync: Sync = "process",
+        retention: Retention = Retention(),  # noqa: B008 - frozen
         max_live: int | None = None,
         max_starting: int = 8,
         clock: Clock | None = None,
@@ -92,7 +93,7 @@ class Greenroom:
         self._recovered: dict[str, Recovered] = {}
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
-            self._open_journal(state_dir, sync)
+            self._open_journal(state_dir, sync, retention)
         self._engine = engines.acquire()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
             self._engine.loop,
@@ -105,7 +106,7 @@ class Greenroom:
         )
         _rooms.add(self)
 
-    def _open_journal(self, state_dir: Path | str, sync: Sync) -> None:
+    def _open_journal(self, state_dir: Path | str, sync: Sync, retention: Retention) -> None:
         """Open the journal, and end what a dead host left running, before anything of ours runs."""
         journal = Journal.open(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
         try:
@@ -117,7 +118,7 @@ class Greenroom:
             journal.close()
             raise
         self._recovered = {one.turn_id: one for one in found}
-        self._keeper = Keeper(journal)
+        self._keeper = Keeper(journal, retention)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
         self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))

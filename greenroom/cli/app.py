@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
 import math
 import os
@@ -34,6 +35,7 @@ from greenroom.cli.taskfile import read_source
 from greenroom.cli.tasks import PERMISSIONS, PROVIDERS, Given
 from greenroom.cli.view import totals
 from greenroom.errors import GreenroomError, TaskFileError
+from greenroom.places import default_state_dir
 
 _FAILED = 1
 _BAD_INPUT = 2
@@ -145,8 +147,11 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
     tasks: Annotated[str, typer.Argument(metavar="TASKS", help="A .toml or .jsonl file, or - for standard input.")],
     out: Annotated[Path | None, typer.Option(help="Append results to this JSON Lines file; run again to do only what is not done.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Journal the run here; after a crash, run again to go on.")] = None,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="The same in the user's state directory, in a place of this task file's own.")
+    ] = False,
     unknown: Annotated[
-        Unknown, typer.Option(help="With --state-dir: tasks that a run which died had sent, without seeing their end.")
+        Unknown, typer.Option(help="With --state-dir or --durable: tasks that a run which died had sent, without seeing their end.")
     ] = Unknown.CONTINUE,
     parallel: Annotated[int, typer.Option(min=1, help="How many turns run at once.")] = 8,
     max_starting: Annotated[int, typer.Option(min=1, help="How many processes may be starting at once.")] = 8,
@@ -166,6 +171,8 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         given = Given(permissions=permissions, model=model, provider=provider, timeout=timeout)
         binary, codex = _path_of(claude_binary), _path_of(codex_binary)
         _check_options(given, max_cost_usd, {"--claude-binary": binary, "--codex-binary": codex})
+        if durable:
+            state_dir = _place_for(tasks, state_dir)
         source = read_source(tasks)
         plan = make_plan(source.name, build_tasks(source, given))
         if dry_run:
@@ -181,6 +188,7 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         plan=plan,
         limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, unknown=unknown if state_dir is not None else None, grace_s=grace),
         state_dir=state_dir,
+        durable=durable,
         log=log,
         done=done,
         max_starting=max_starting,
@@ -196,6 +204,17 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         if log is not None:
             log.close()
     raise typer.Exit(status)
+
+
+def _place_for(tasks: str, state_dir: Path | None) -> Path:
+    """Return where the runs of a task file are journalled when the user does not say: each file has its own, so that two can run."""
+    if state_dir is not None:
+        raise TaskFileError("command line", "--durable and --state-dir exclude one another", key="--durable")
+    if tasks == "-":
+        hint = "give --state-dir, or a file"
+        raise TaskFileError("command line", "tasks from standard input have no place of their own", key="--durable", hint=hint)
+    path = Path(tasks).absolute()
+    return default_state_dir(f"run-{path.stem}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}")
 
 
 def _path_of(binary: str | None) -> Path | None:
@@ -227,6 +246,7 @@ class _Run:
     log: ResultLog | None
     done: Mapping[str, Any]
     state_dir: Path | None
+    durable: bool
     max_starting: int
     claude_binary: Path | None
     codex_binary: Path | None
@@ -267,6 +287,8 @@ async def _go(run: _Run) -> int:
     _print_summary(board, records, runner, len(run.done))
     if run.log is None and run.state_dir is None:
         _hint("the answers were not kept; with --out FILE they are, and a second run does only the rest")
+    if run.durable:
+        _hint(f"the run is journalled in {run.state_dir}; remove that to have all tasks run anew")
     status = exit_status(runner.outcomes.values(), stopped=stop.status if stop.asked else None)
     return status or (1 if runner.trouble else 0)
 

@@ -136,13 +136,14 @@ class Recovery:
         """
         name = column(session_id)
         kept = self._journal.rows("SELECT n, body FROM snapshot JOIN session ON seq = session WHERE session_id = ?", name)
-        covered, body = kept[0] if kept else (-1, None)
+        covered, body = kept[0] if kept else (0, None)
         sql = "SELECT n, body FROM input JOIN session ON seq = session WHERE session_id = ? AND n > ? ORDER BY n"
         rows = self._journal.rows(sql, name, covered)
         if not rows and not kept:
             gone = self._journal.rows("SELECT 1 FROM session WHERE session_id = ? AND inputs_gone = 1", name)
             return None if gone else InputHistory(state=None, inputs=())
-        _check_whole(session_id, [n for n, _ in rows], covered if kept else None)
+        if rows and (rows[0][0] != covered + 1 or rows[-1][0] - covered != len(rows)):
+            raise JournalError(f"an input of session {session_id!r} is missing among the {len(rows)} recorded")
         state = None if body is None else self._value(body, State)
         return InputHistory(state=state, inputs=tuple(self._journal.codec.decode(body) for _, body in rows))
 
@@ -220,15 +221,6 @@ class Recovery:
         if not isinstance(value, kind):
             raise JournalError(f"cannot read a record: it holds a {type(value).__name__}")
         return value
-
-
-def _check_whole(session_id: str, numbers: list[int], covered: int | None) -> None:
-    """Raise JournalError unless these follow on one another, and on the `covered` ones that a snapshot stands for."""
-    if not numbers:
-        return
-    first = numbers[0] if covered is None else covered + 1
-    if numbers[-1] - first != len(numbers) - 1:
-        raise JournalError(f"an input of session {session_id!r} is missing among the {len(numbers)} recorded")
 
 
 def _verdict(attempt: int, *, ended: bool) -> Verdict:

@@ -48,7 +48,10 @@ _RETENTION = (
 )
 
 # What a session was after its first n inputs; those are dropped in the same step.
-_SNAPSHOTS = ("CREATE TABLE snapshot (session INTEGER PRIMARY KEY, n INTEGER NOT NULL, body TEXT NOT NULL)",)
+_SNAPSHOTS = (
+    "CREATE TABLE snapshot (session INTEGER PRIMARY KEY, n INTEGER NOT NULL, body TEXT NOT NULL)",
+    "CREATE INDEX ticket_by_session ON ticket (session_id)",
+)
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _SNAPSHOTS)
 """Step number n makes version n out of version n - 1."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from greenroom.actors.ledger import Ledger
 from greenroom.errors import JournalError
-from greenroom.journal import STANDARD, Journal, Recovery
+from greenroom.journal import STANDARD, Journal, Recovery, Retention
 from greenroom.journal.records import Input, SessionClosed, Snapshot
 from greenroom.policy.events import Named, Reopened, Start
 from greenroom.policy.session import initial, replay_on, step
@@ -141,7 +141,7 @@ def test_a_state_that_would_be_read_back_as_another_one_leaves_the_inputs(journa
 def test_a_closed_session_loses_its_snapshot_with_its_inputs(journal, kept, wall):
     write(journal, kept, SessionClosed(session_id="s-1"))
     wall.now_s += 11
-    journal.trim(max_age_s=10.0, max_bytes=10**12)
+    journal.trim(Retention(max_age_s=10.0, max_bytes=10**12))
     assert Recovery(journal).history("s-1") is None
     assert journal.rows("SELECT * FROM snapshot") == []
 
@@ -151,5 +151,5 @@ def test_a_session_that_went_on_after_its_inputs_were_forgotten_is_forgotten_aga
         write(journal, opened(), Input(session_id="s-1", n=1, event=Start(now_s=1.0)), SessionClosed(session_id="s-1"))
         assert Recovery(journal).inputs("s-1") == (Start(now_s=1.0),)
         wall.now_s += 11
-        journal.trim(max_age_s=10.0, max_bytes=10**12)
+        journal.trim(Retention(max_age_s=10.0, max_bytes=10**12))
         assert Recovery(journal).history("s-1") is None
