@@ -103,6 +103,7 @@ class Greenroom:
             max_live=max_live,
             births=self._births,
             journal=self._journal,
+            tell_sids=self._engine.tell_sids,
         )
         _rooms.add(self)
 

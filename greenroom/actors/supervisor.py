@@ -27,7 +27,7 @@ from greenroom.actors.link import EndLink, GuestActor, LinkActor
 from greenroom.actors.links import Link, Links
 from greenroom.actors.process_owner import launch_job
 from greenroom.actors.runtime import ActorDown, LoopActor, tell
-from greenroom.actors.undertaker import ProveDead, ProvenDead, UndertakerActor
+from greenroom.actors.undertaker import ProveDead, ProvenDead, TellSids, UndertakerActor
 from greenroom.actors.worker import WorkerConversationActor
 from greenroom.errors import GreenroomError
 from greenroom.transports.base import Executor, Process, SharedTransport, StreamTransport
@@ -94,9 +94,11 @@ class SupervisorActor(LoopActor):
         max_live: int | None,
         births: Births | None = None,
         journal: Callable[[], Ref] | None = None,
+        tell_sids: TellSids | None = None,
     ) -> None:
         super().__init__(dispatcher)
         self._births = births
+        self._tell_sids = tell_sids
         self._journal = journal
         self._crashes: dict[str, collections.deque[float]] = {}
         self._executor = executor
@@ -114,7 +116,7 @@ class SupervisorActor(LoopActor):
 
     def on_start(self) -> None:
         """Have an undertaker."""
-        self._undertaker = UndertakerActor.start(self.dispatcher)
+        self._undertaker = UndertakerActor.start(self.dispatcher, tell_sids=self._tell_sids)
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912 - one line a case
         """Keep the books, and grant what has become possible."""
@@ -136,7 +138,7 @@ class SupervisorActor(LoopActor):
             case m.LinkGone():
                 self._link_gone(message)
             case ProvenDead():
-                self._proven(message.token)
+                self._proven(message.token, proven=message.proven)
             case m.ReapProcess():
                 self._tell_undertaker(message)
             case m.TurnOver():
@@ -261,7 +263,7 @@ class SupervisorActor(LoopActor):
         prepare = functools.partial(transport.launch_link, start.launch.spec, mark)
         job = launch_job(prepare, transport.executor or self._executor, self.actor_ref, self._born(link_id, 1, mark))
         ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job, prepare=transport.prepare)
-        link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=getattr(transport, "max_conversations", 32))
+        link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=transport.max_conversations)
         self._links.add(link)
         self._starting.add(link_id)
         self._goes_first(asked.first_key, link_id)
@@ -310,28 +312,28 @@ class SupervisorActor(LoopActor):
 
     def _prove(self, token: Hashable, mark: str | None) -> None:
         if mark is None:
-            self._proven(token)
+            self._proven(token, proven=True)
         else:
             self._tell_undertaker(ProveDead(token=token, mark=mark, asker=self.actor_ref))
 
     def _tell_undertaker(self, message: ProveDead | m.ReapProcess) -> None:
         if self._undertaker is None or not self._undertaker.is_alive():
-            self._undertaker = UndertakerActor.start(self.dispatcher)
+            self._undertaker = UndertakerActor.start(self.dispatcher, tell_sids=self._tell_sids)
         tell(self._undertaker, message)
 
-    def _proven(self, token: Any) -> None:
+    def _proven(self, token: Any, *, proven: bool) -> None:
         if isinstance(token, str):
             self._links.remove(token)
-            self._buried(token, 1)
+            self._buried(token, 1, proven=proven)
         else:
             self._conversation_proven(*token)
-            self._buried(*token)
+            self._buried(*token, proven=proven)
         self._finish_room()
         self._grant()
 
-    def _buried(self, owner_id: str, incarnation: int) -> None:
+    def _buried(self, owner_id: str, incarnation: int, *, proven: bool) -> None:
         if self._births is not None:
-            self._births.strike(make_mark(host_id(), self._room_id, owner_id, incarnation))
+            self._births.strike(make_mark(host_id(), self._room_id, owner_id, incarnation), proven=proven)
 
     def _conversation_proven(self, session_id: str, incarnation: int) -> None:
         self._alone.discard((session_id, incarnation))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -306,3 +309,52 @@ def test_a_signal_ends_the_demo_in_order():
     assert demo.returncode == 128 + signal.SIGTERM, out + err
     assert out.splitlines()[-1] == "stopped"
     assert not err
+
+
+# --- the host is killed while it ends something
+
+KILLED_IN_A_CLOSE = """
+    from greenroom.actors import engine
+    from greenroom.actors.runtime import LoopActor, tell
+    from greenroom.transports.environment import child_env
+    from greenroom.transports.guard import host_id
+    from greenroom.transports.marks import make_mark
+    from greenroom.transports.process import BlockingProcess, LocalExecutor
+
+    class Killer(LoopActor):
+        def handle(self, message):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    told = engine.Engine.tell_sids
+    def tell_and_die(self, sids):
+        TOLD
+        tell(Killer.start(self.loop), signal)  # behind what the guardian was just told
+    engine.Engine.tell_sids = tell_and_die
+
+    # A tool: its parent carries our mark, itself it has a cleared environment and a session of its own, and is deaf to SIGTERM.
+    TOOL = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); print(os.getpid(), flush=True);" \\
+        "os.execve('/bin/sleep', ['sleep', '60'], {})"
+    PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]).wait()"
+    room = Greenroom()
+    s = session(room)
+    s.run(s.prepare_turn(TurnRequest(prompt="SAY a")))
+    environment = child_env(None, mark=make_mark(host_id(), room.id, s.id, 1), ours={})
+    family = LocalExecutor().start((sys.executable, "-c", PARENT, TOOL), home, environment)
+    say("tool", BlockingProcess(family).read(10)[1].decode())
+    s.close()
+    say("closed")
+"""
+
+
+def test_a_tool_with_a_cleared_environment_whose_marked_parent_is_gone_is_ended_when_the_host_is_killed(program):
+    running = program("", body=KILLED_IN_A_CLOSE.replace("TOLD", "told(self, sids)"))
+    tool = int(running.until("tool").split()[1])
+    fd = os.pidfd_open(tool)
+    try:
+        code, lines, err = running.end()
+        assert code == -signal.SIGKILL, (lines, err)
+        assert select.select([fd], [], [], 5.0)[0], "the tool outlives its host"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
