@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 from greenroom.actors.ticket import TicketCore
@@ -19,7 +21,7 @@ def keyed(outcome=None):
         core.finish(outcome)
     elif outcome is not None:
         core.fail(outcome)
-    return Keyed(ticket=None, core=core, nonce="n", request_hash="h")
+    return Keyed(ticket=types.SimpleNamespace(turn_id="t"), core=core, nonce="n", request_hash="h")
 
 
 @pytest.mark.parametrize("durable", [False, True])
