@@ -32,6 +32,10 @@ class _Order:
     grace_s: float = 0.0
 
 
+_DONE = _Order(0.0)
+"""Not an order: one has been carried out."""
+
+
 class ClosingOnSignals:
     """Closes a room at a signal; a context manager for the main thread, made by `Greenroom.close_on_signals`.
 
@@ -77,18 +81,24 @@ class ClosingOnSignals:
         raise SystemExit(_BY_SIGNAL + number)
 
     def _obey(self) -> None:
-        """Carry out each order on a thread of its own: one by force must not wait behind the one in order."""
-        closings = []
-        while (order := self._orders.get()) is not None:
-            closing = threading.Thread(target=self._carry_out, args=(order,), name="greenroom-closing", daemon=True)
-            closing.start()
-            closings.append(closing)
-        for closing in closings:
-            closing.join()
+        """Carry out each order on a thread of its own: one by force must not wait behind the one in order, to the very end."""
+        under_way, leaving = 0, False
+        while under_way or not leaving:
+            order = self._orders.get()
+            if order is None:
+                leaving = True
+            elif order is _DONE:
+                under_way -= 1
+            else:
+                under_way += 1
+                threading.Thread(target=self._carry_out, args=(order,), name="greenroom-closing", daemon=True).start()
 
     def _carry_out(self, order: _Order) -> None:
-        killed = self._close(order.deadline_s, grace_s=order.grace_s)
-        self.killed = tuple(sorted({*self.killed, *killed}))
+        try:
+            killed = self._close(order.deadline_s, grace_s=order.grace_s)
+            self.killed = tuple(sorted({*self.killed, *killed}))
+        finally:
+            self._orders.put(_DONE)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:

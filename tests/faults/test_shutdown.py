@@ -227,6 +227,23 @@ def test_a_second_signal_forces(program):
     assert "SIGTERM: had to kill the processes of" in err
 
 
+def test_a_second_signal_forces_also_when_only_the_blocks_end_waits(program):
+    body = """
+    with Greenroom() as room, room.close_on_signals(deadline_s=60, grace_s=grace_s):
+        s = session(room)
+        ticket = s.prepare_turn(TurnRequest(prompt=PROMPT))
+        threading.Thread(target=s.run, args=(ticket,), kwargs={"on_event": on_event}, daemon=True).start()
+        tell_close(room)
+    """
+    running = program("SAY begun\nHANG", grace_s=50, body=body)
+    running.until("event begun")
+    running.send(signal.SIGTERM)
+    running.until("closing")
+    running.send(signal.SIGTERM)
+    code, _, err = running.end()
+    assert code == 128 + signal.SIGTERM, err
+
+
 def test_an_event_loop_is_given_its_turn_too(program):
     body = """
     async def main(room):
