@@ -8,6 +8,7 @@ from greenroom import _loading
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
     CliCheckError,
@@ -34,6 +35,7 @@ from greenroom.errors import (
     TurnCancelledError,
     TurnFailedError,
     TurnTimeoutError,
+    UnknownSessionError,
     WaitTimeoutError,
     WorkingDirectoryError,
 )
@@ -41,14 +43,20 @@ from greenroom.events import (
     AgentEvent,
     ApprovalDenied,
     AssistantText,
+    EventsMissed,
     Lifecycle,
+    Notice,
     ProviderError,
     RateLimitStatus,
     RawOutput,
     Reasoning,
     RunFinished,
     RunStarted,
+    SessionConnecting,
+    SessionEnded,
     SessionEvent,
+    SessionFailed,
+    SessionReady,
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
@@ -56,13 +64,18 @@ from greenroom.events import (
     SteerConsumed,
     SteerDelivered,
     SteerRejected,
+    ThreadOpenRequested,
+    ThreadResumeFallback,
     ToolCall,
     ToolResult,
     TransportDied,
     TransportRestarted,
+    TurnCompleted,
     TurnInterrupted,
+    TurnStarted,
     UsageReport,
 )
+from greenroom.front import SentTurn
 from greenroom.ids import IdAllocator
 from greenroom.journal import Retention
 from greenroom.model import (
@@ -79,6 +92,8 @@ from greenroom.model import (
     ProviderProfile,
     ProviderUsage,
     RenewalBudget,
+    RuntimeMode,
+    SessionStatus,
     StateDirProblem,
     StdioMcpServer,
     StoreFault,
@@ -93,6 +108,7 @@ from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
 from greenroom.signals import ClosingOnSignals
+from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
@@ -126,6 +142,8 @@ __all__ = [
     "Conversation",
     "ConversationSpec",
     "CostSource",
+    "EventStream",
+    "EventsMissed",
     "FailureKind",
     "Greenroom",
     "GreenroomError",
@@ -138,6 +156,7 @@ __all__ = [
     "NativeMode",
     "NativePermissions",
     "NoRunningTurnError",
+    "Notice",
     "OnDeath",
     "OutputSchema",
     "ProcessClosedError",
@@ -155,13 +174,22 @@ __all__ = [
     "RetryPolicy",
     "RunFinished",
     "RunStarted",
+    "RuntimeMode",
     "SchemaDialectError",
+    "SentTurn",
     "Session",
+    "SessionConnecting",
     "SessionCrashedError",
+    "SessionDirectory",
+    "SessionEnded",
     "SessionEvent",
+    "SessionFailed",
+    "SessionReady",
+    "SessionRecord",
     "SessionResumeError",
     "SessionStarted",
     "SessionStateError",
+    "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
     "StateDirError",
@@ -175,7 +203,10 @@ __all__ = [
     "StoreFailedError",
     "StoreFault",
     "StoreUnavailableError",
+    "Subscription",
     "SystemClock",
+    "ThreadOpenRequested",
+    "ThreadResumeFallback",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -186,13 +217,16 @@ __all__ = [
     "TransportRestarted",
     "Turn",
     "TurnCancelledError",
+    "TurnCompleted",
     "TurnFailedError",
     "TurnInterrupted",
     "TurnRequest",
     "TurnResult",
+    "TurnStarted",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
+    "UnknownSessionError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
