@@ -2,6 +2,9 @@
 
 import logging
 
+from greenroom import _loading
+
+# isort: split
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
@@ -74,6 +77,7 @@ from greenroom.events import (
 )
 from greenroom.front import SentTurn
 from greenroom.ids import IdAllocator
+from greenroom.journal import Retention
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -99,9 +103,11 @@ from greenroom.model import (
     TurnRequest,
     TurnResult,
 )
+from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
+from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
@@ -112,6 +118,7 @@ __version__ = "0.1.0"
 
 # A library is silent until its user configures logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+_loading.done()
 
 __all__ = [
     "Agent",
@@ -128,6 +135,7 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "ClosingOnSignals",
     "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
@@ -162,6 +170,7 @@ __all__ = [
     "Reasoning",
     "RenewalBudget",
     "RestartPolicy",
+    "Retention",
     "RetryPolicy",
     "RunFinished",
     "RunStarted",
@@ -221,4 +230,5 @@ __all__ = [
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
+    "default_state_dir",
 ]

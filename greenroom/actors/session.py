@@ -21,13 +21,14 @@ from greenroom.actors.announce import CRASHED, SPEAKING, Announcement, of_comman
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.displaced import Displaced
 from greenroom.actors.gate import Gate
 from greenroom.actors.heirs import Heritage, Left
 from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.store import unavailable
-from greenroom.actors.ticket import Batch, Sink, TicketCore
+from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
@@ -164,6 +165,8 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._draining = False
+        self._displaced = Displaced()
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -255,6 +258,9 @@ class SessionActor(LoopActor):
                 self._advance(e.Connect(now_s=now_s, flags=message.flags))
             case m.CloseSession():
                 self._advance(e.Close(now_s=now_s))
+            case m.DrainSession():
+                self._draining = True
+                self._close_if_drained()
             case ActorDown():
                 pass  # a conversation's end is told by its Down
             case _:
@@ -276,6 +282,7 @@ class SessionActor(LoopActor):
             self._state, commands = step(before, event)
             self._publish_view()
             if self._ledger is not None:
+                self._record(*self._ledger.snapshot(before))
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
             self._announce(of_step(event, before, self._state))
             for command in commands:
@@ -346,6 +353,11 @@ class SessionActor(LoopActor):
     # --- tickets
 
     def _prepare(self, message: m.PrepareTurn) -> None:
+        self._tell_prepare(message)
+        if self._prepares.pop(message.turn_id, None) is not None:
+            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
+
+    def _tell_prepare(self, message: m.PrepareTurn) -> None:
         self._prepares[message.turn_id] = message
         self._advance(
             e.Prepare(
@@ -359,8 +371,6 @@ class SessionActor(LoopActor):
                 sent_how=message.sent.how if message.sent is not None else c.How.PROMPT,
             )
         )
-        if self._prepares.pop(message.turn_id, None) is not None:
-            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
 
     def _grant(self, command: c.Grant) -> None:
         if command.superseded is not None:
@@ -368,7 +378,7 @@ class SessionActor(LoopActor):
         message = self._prepares.pop(command.turn_id)
         self._tickets[command.turn_id] = message.ticket
         self._requests[command.turn_id] = message
-        if self._ledger is None:
+        if self._ledger is None or message.reply_to.settled:  # settled: it is put back, and was on record before
             message.reply_to.settle(command.expected_conversation)
         else:
             self._gate.hold(lambda error: self._granted(message, command.expected_conversation, error), needs=self._recorded)
@@ -378,17 +388,31 @@ class SessionActor(LoopActor):
         """The ticket is on record, so that there is one; or it could not be recorded, and there is none."""
         if error is None:
             message.reply_to.settle(expected_conversation)
+            self._displaced.confirm()
             return
         self._forget(message.turn_id)
         message.reply_to.fail(unavailable("no turn was prepared", error))
         if not self._over:
             self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
+        self._put_back()
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
-        ticket = self._tickets.get(turn_id)
+        message = self._requests.get(turn_id)
         self._forget(turn_id)
-        if ticket is not None:
-            ticket.fail(SessionStateError(f"turn {turn_id!r} was superseded by {by_turn_id!r} before it ran"))
+        self._displaced.supersede(message, by_turn_id, durable=self._ledger is not None)
+
+    def _put_back(self) -> None:
+        """What was to take the place of a ticket could not be recorded: that one is the most recent again, unless another waits."""
+        if self._state.phase is Phase.PREPARED and not self._over:
+            return
+        message = None if self._over or self._state.phase is not Phase.IDLE else self._displaced.take_back()
+        if message is None:
+            self._displaced.confirm()
+            return
+        self._tell_prepare(message)
+        self._prepares.pop(message.turn_id, None)
+        if message.turn_id not in self._tickets:
+            message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} could not be prepared again"))
 
     def _refuse(self, command: c.Refuse) -> None:
         prepare = self._prepares.pop(command.turn_id, None)
@@ -425,6 +449,13 @@ class SessionActor(LoopActor):
     def _forget(self, turn_id: str) -> None:
         self._tickets.pop(turn_id, None)
         self._requests.pop(turn_id, None)
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        """A turn that its caller has begun may end first, also when its Run has not arrived yet: we were told out of turn."""
+        if self._draining and not any(ticket.state is TicketState.BEGUN for ticket in self._tickets.values()):
+            self._draining = False
+            self._advance(e.Close(now_s=self._now_s()))
 
     def _interrupted(self, turn_id: str) -> None:
         self._hold_reading(hold=False)

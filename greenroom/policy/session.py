@@ -52,7 +52,7 @@ from greenroom.policy.move import Move, drop, end_process, forget_process, keep_
 from greenroom.policy.outcome import fail, finish
 from greenroom.policy.state import BEGUN, Held, Phase, SessionView, Settings, State, Ticket, initial, public_snapshot
 
-__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "step"]
+__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "replay_on", "step"]
 
 
 def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912 (one line per event)
@@ -103,7 +103,11 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
 
 def replay(settings: Settings, events: Iterable[SessionInput]) -> State:
     """Return the state of a session with these settings to which all this happened, in order."""
-    state = initial(settings)
+    return replay_on(initial(settings), events)
+
+
+def replay_on(state: State, events: Iterable[SessionInput]) -> State:
+    """Return what `state` becomes when all this happens to it, in order."""
     for event in events:
         state, _ = step(state, event)
     return state

@@ -419,7 +419,12 @@ class LinkLaunch:
 
 @runtime_checkable
 class SharedTransport(Protocol):
-    """The part of a stream transport whose conversations may share a process."""
+    """The part of a stream transport whose conversations may share a process. `max_conversations`: how many one may carry at once."""
+
+    @property
+    def max_conversations(self) -> int:
+        """At least 1; read at each start."""
+        ...
 
     def link_key(self, spec: ConversationSpec) -> Hashable | None:
         """Conversations with one key may share a process; None: a process for each."""

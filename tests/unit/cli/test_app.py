@@ -139,7 +139,7 @@ def test_a_signal_stops_in_order_and_leaves_the_lines(number, folder):
     stopper.start()
     result = greenroom("run", "tasks.toml", "--out", "out.jsonl", "--parallel", "2", engine=engine)
     stopper.join()
-    assert result.exit_code == 130, result.output
+    assert result.exit_code == 128 + number, result.output
     assert {line["id"]: line["outcome"] for line in lines(folder / "out.jsonl")} == {
         "a": "interrupted",
         "b": "interrupted",

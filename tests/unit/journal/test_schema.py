@@ -7,7 +7,8 @@ import sqlite3
 import pytest
 
 from greenroom.errors import StateDirError
-from greenroom.journal import STANDARD, Journal, Recovery, Verdict
+from greenroom.journal import STANDARD, Journal, Recovery, Retention, Verdict
+from greenroom.journal.records import TicketReported
 from greenroom.journal.schema import APPLICATION_ID, CORE_TABLES, MIGRATIONS, migrate, version_of
 from greenroom.journal.tables import Writer
 from greenroom.model import StateDirProblem
@@ -46,8 +47,10 @@ def old(state_dir):
     state_dir.mkdir(mode=0o700)
     connection = sqlite3.connect(state_dir / "journal.db", isolation_level=None)
     connection.executescript(f"PRAGMA application_id = {APPLICATION_ID}; {VERSION_1}")
+    for name in ("s-1", "s-2"):
+        connection.execute("INSERT INTO session (session_id, opened) VALUES (?, ?)", (name, STANDARD.encode(opened(name))))
     writer = Writer(connection, STANDARD)
-    for record in (opened("s-1"), opened("s-2"), prepared(), sent(), named(1), spoken(1, 2), spoken(5, 2, session_id="s-2")):
+    for record in (prepared(), sent(), named(1), spoken(1, 2), spoken(5, 2, session_id="s-2")):
         writer.write(record, 7.0)
     connection.close()
     return state_dir
@@ -63,8 +66,8 @@ def test_an_old_journal_is_brought_up_to_date_and_keeps_what_is_in_it(old):
             assert (recovery.events("s-1").batches, recovery.events("s-1").gaps) == ((spoken(1, 2),), ())
             assert [(gap.first_sequence, gap.last_sequence) for gap in recovery.events("s-2").gaps] == [(1, 4)]
     with Journal.open(old) as journal:
-        write(journal, spoken(7, 1, session_id="s-2"))
-        journal.trim(max_age_s=0.0, max_bytes=10**9)
+        write(journal, TicketReported(turn_id="t-1"), spoken(7, 1, session_id="s-2"))
+        journal.trim(Retention(max_age_s=0.0, max_bytes=10**9))
         assert Recovery(journal).events("s-2").gaps[-1].last_sequence == 7
 
 
