@@ -26,7 +26,8 @@ from greenroom import (
     TurnRequest,
     WaitTimeoutError,
 )
-from greenroom.actors import engine
+from greenroom.actors import engine, worker
+from greenroom.actors import session as actor
 from greenroom.events import AssistantText, ToolCall
 from greenroom.testing import FakeCheckpointStore, FakeTransport, FakeTurn, RecordingEventHandler
 from tests.faults.bench import AT_ONCE, PATIENCE_S, outcome_of, until
@@ -208,7 +209,8 @@ def test_handlers_that_raise_or_are_slow_cost_no_turn_anything(fake):
 
 
 @pytest.mark.parametrize("how", ["handler", "store"])
-def test_what_never_returns_on_a_side_thread_holds_up_no_close(tmp_path, how):
+def test_what_never_returns_on_a_side_thread_holds_up_no_close(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(actor, "STORE_PATIENCE_S", 0.3)
     free = threading.Event()
 
     class Hanging(FakeCheckpointStore):
@@ -635,7 +637,8 @@ def test_a_conversation_is_over_only_when_its_close_has_returned(room, tmp_path,
     assert len(order) == (2 if act == "release" else 1)
 
 
-def test_a_close_that_never_returns_holds_up_its_session_for_a_grace_only(room, tmp_path):
+def test_a_close_that_never_returns_holds_up_its_session_for_a_grace_only(room, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "CLOSE_GRACE_S", 0.3)
     free = threading.Event()
 
     class Transport(FakeTransport):
