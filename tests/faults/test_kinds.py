@@ -67,8 +67,9 @@ def test_no_result_and_a_result_that_is_an_error_are_never_done(bench, prompt, e
 
 
 def test_a_stop_before_the_agent_is_ready_is_remembered(bench):
-    cli = bench.cli(Plan(slow_start_s=0.5))
+    cli = bench.cli(Plan(slow_start_s=1.0))
     begun = cli.begin("SAY never")
+    until(lambda: cli.session.state not in {"idle", "prepared"}, "the turn's beginning")
     cli.session.interrupt()
     assert begun.outcome().result.interrupted
     until(lambda: cli.session.state == "idle")

@@ -25,7 +25,7 @@ from greenroom.model import ApprovalPolicy
 from greenroom.testing import FakeTransport, FakeTurn, Plan
 from tests.faults.bench import PATIENCE_S, outcome_of, until
 
-BOUND_S = 10.0
+BOUND_S = 30.0
 TO_SESSION = """PrepareTurn Run CancelTurn Steer Interrupt AdoptConversation ReleaseConversation ReleaseIfIdle CloseSession CreditReturned
     Detach StartWaits Admitted ConversationOpened ConversationNamed OpenFailed TurnEvent TurnEnded TurnSwallowed Spent Down Stored"""
 TO_CONVERSATION = "RunAttempt SteerAttempt InterruptTurn HoldReading EndConversation"
