@@ -61,7 +61,7 @@ def prepare(session, prompt="p"):
 
 def in_thread(call, *args, **kwargs):
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(outcome_of(call, *args, **kwargs)))
+    thread = threading.Thread(target=lambda: answers.append(outcome_of(call, *args, **kwargs)), daemon=True)
     thread.start()
 
     def answer():
@@ -328,7 +328,7 @@ def test_eight_threads_on_one_session_and_each_call_is_answered(bench, round_):
             over.wait(0.01)
             note(cli.session.interrupt)
 
-    threads = [threading.Thread(target=work) for work in (runner, runner, runner, steerer, steerer, interrupter)]
+    threads = [threading.Thread(target=work, daemon=True) for work in (runner, runner, runner, steerer, steerer, interrupter)]
     for thread in threads:
         thread.start()
     until(lambda: len(outcomes) >= 5, "some turns")
@@ -447,7 +447,7 @@ def test_ctrl_c_in_run_only_detaches(fake, listening):
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=strike).start()
+    threading.Thread(target=strike, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         session.run(ticket, on_event=(lambda event: None) if listening else None)
     assert not ticket.ended

@@ -201,7 +201,7 @@ def test_a_poisoned_worker_conversation_is_a_death_like_any_other(kind, tmp_path
         agent = room.agent(transport, permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
         session = agent.session(tmp_path)
         ticket = session.prepare_turn(TurnRequest(prompt="p"))
-        stream = threading.Thread(target=outcome_of, args=(session.run, ticket))
+        stream = threading.Thread(target=outcome_of, args=(session.run, ticket), daemon=True)
         stream.start()
         assert turn.started.wait(PATIENCE_S)
         (ref,) = the(WorkerConversationActor)
