@@ -642,7 +642,7 @@ class Session:
         return reply
 
     def _start(self, ticket: TurnTicket, sink: Sink | None, begun: Cell[None] | None = None) -> None:
-        """Mark the ticket begun, then post Run: an interrupt from now on means this turn. `begun`: settled once the session's view says so."""
+        """Mark the ticket begun, then post Run: from now on an interrupt means it. `begun`: settled once the session's view says so."""
         self._check_ticket(ticket)
         core = ticket._core
         if core.recorded:
