@@ -285,7 +285,7 @@ async def _go(run: _Run) -> int:
         finally:
             await offload(Lane.ROOM, room.close, FORCED_DEADLINE_S if stop.by_force.is_set() else _SHUTDOWN_S)
     _print_summary(board, records, runner, len(run.done))
-    if run.log is None and run.state_dir is None:
+    if run.log is None and run.state_dir is None and Outcome.DONE in runner.outcomes.values():
         _hint("the answers were not kept; with --out FILE they are, and a second run does only the rest")
     if run.durable:
         _hint(f"the run is journalled in {run.state_dir}; remove that to have all tasks run anew")
@@ -304,11 +304,15 @@ def _print_plan(plan: Plan, done: Mapping[str, Any]) -> None:
             notes += [f"after {', '.join(task.after)}"] if task.after else []
             notes += ["done in an earlier run"] if task.id in done else []
             settings = task.settings
-            print(
-                one_line(f"{task.id}  {settings.provider}, {settings.permissions}, {settings.cwd}" + "".join(f"; {note}" for note in notes))
-            )
+            told = "; ".join([f"{task.id}: {settings.provider}, {settings.permissions}, {settings.cwd}", *notes])
+            print(f"  {one_line(told)}")
     sessions = {task.session_key for task in plan.tasks}
-    print(f"{len(plan.tasks)} tasks, {len(sessions)} sessions, {len(done)} done in an earlier run; nothing was started")
+    counts = f"{_counted(len(plan.tasks), 'task')}, {_counted(len(sessions), 'session')}"
+    print(f"{counts}, {len(done)} done in an earlier run; nothing was started")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _print_summary(board: Board, records: Mapping[str, TaskRecord], runner: Runner, earlier: int) -> None:

@@ -56,7 +56,7 @@ class Host:
     def start(self, do, prompt):
         command = (sys.executable, "-m", "tests.faults.durable_host", str(self.state_dir), str(self.home), do, prompt)
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        self.reader = threading.Thread(target=self._read)
+        self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
@@ -167,7 +167,7 @@ def test_killed_while_the_provider_works(host, prompt, sign):
         conversation_id = room.recovered()[0].session.conversation_id
         session, ticket = room.recovered()[0].resume(agent_of(host, room))
         assert session.conversation_id == conversation_id
-        begun = threading.Thread(target=outcome_of, args=(session.run, ticket))
+        begun = threading.Thread(target=outcome_of, args=(session.run, ticket), daemon=True)
         begun.start()
         until(lambda: session.state == "running", "the turn")
         session.interrupt(ticket)
@@ -349,7 +349,7 @@ def test_the_key_of_a_running_turn_is_that_turn(room, tmp_path):
     turn = FakeTurn("one", waits=True)
     session = fake(room, tmp_path, turn)
     ticket = prepare(session)
-    begun = threading.Thread(target=session.run, args=(ticket,))
+    begun = threading.Thread(target=session.run, args=(ticket,), daemon=True)
     begun.start()
     turn.started.wait(PATIENCE_S)
     same = prepare(session)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import uuid
-from datetime import timedelta
 
 import attrs
 import pytest
@@ -62,9 +61,7 @@ from greenroom.policy.state import BEGUN
 from greenroom.policy.table import told
 
 NONCE = "00000000-0000-4000-8000-000000000001"
-LIMITS = settings(
-    max_examples=120, stateful_step_count=50, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck)
-)
+LIMITS = settings(max_examples=120, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 KINDS = st.sampled_from(FailureKind)
 USAGE = st.sampled_from([None, ProviderUsage(tokens=TokenUsage(input=5), total_cost_usd=0.5)])
 
@@ -725,7 +722,7 @@ ANY_EVENT = st.one_of(
 )
 
 
-@settings(max_examples=250, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(config=SETTINGS, events=st.lists(ANY_EVENT, max_size=40))
 def test_step_is_total(config, events):
     state = initial(config)
