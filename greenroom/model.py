@@ -299,7 +299,10 @@ class RenewalBudget:
 
 @attrs.frozen(kw_only=True)
 class ProviderProfile:
-    """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours."""
+    """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours.
+
+    `supports_history`, `supports_rollback`, `supports_fork`: its transport has `read_thread`, `rollback`, `fork`.
+    """
 
     name: str
     display_name: str = ""
@@ -312,6 +315,9 @@ class ProviderProfile:
     mcp: bool = False
     chooses_ids: bool = False
     retries_in_place: bool = False
+    supports_history: bool = False
+    supports_rollback: bool = False
+    supports_fork: bool = False
     renewal: RenewalBudget | None = None
     auth_env_vars: tuple[str, ...] = ()
     state_root_env: str | None = None
