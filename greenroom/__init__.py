@@ -5,6 +5,7 @@ import logging
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.conversations import account
 from greenroom.errors import (
     AuthUnavailableError,
     CliCheckError,
@@ -19,6 +20,7 @@ from greenroom.errors import (
     NoRunningTurnError,
     ProcessClosedError,
     ProviderCapabilityError,
+    QueryFailedError,
     ReapError,
     SchemaDialectError,
     SessionCrashedError,
@@ -60,6 +62,7 @@ from greenroom.events import (
     TurnInterrupted,
     UsageReport,
 )
+from greenroom.history import Account, AccountKind, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.ids import IdAllocator
 from greenroom.model import (
     ApprovalPolicy,
@@ -87,7 +90,15 @@ from greenroom.model import (
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
-from greenroom.transports.base import Conversation, SteerableConversation, Transport
+from greenroom.transports.base import (
+    AccountTransport,
+    Conversation,
+    ForkTransport,
+    HistoryTransport,
+    RollbackTransport,
+    SteerableConversation,
+    Transport,
+)
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 from greenroom.transports.codex.transport import CodexAppServerTransport
@@ -98,6 +109,9 @@ __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
+    "Account",
+    "AccountKind",
+    "AccountTransport",
     "Agent",
     "AgentEvent",
     "ApprovalDenied",
@@ -119,11 +133,14 @@ __all__ = [
     "ConversationSpec",
     "CostSource",
     "FailureKind",
+    "ForkTransport",
     "Greenroom",
     "GreenroomError",
+    "HistoryTransport",
     "HostAuthUnplannableError",
     "IdAllocator",
     "InMemoryCheckpointStore",
+    "ItemKind",
     "JournalError",
     "Lifecycle",
     "McpConfigError",
@@ -137,6 +154,7 @@ __all__ = [
     "ProviderError",
     "ProviderProfile",
     "ProviderUsage",
+    "QueryFailedError",
     "RateLimitStatus",
     "RawOutput",
     "ReapError",
@@ -144,6 +162,7 @@ __all__ = [
     "RenewalBudget",
     "RestartPolicy",
     "RetryPolicy",
+    "RollbackTransport",
     "RunFinished",
     "RunStarted",
     "SchemaDialectError",
@@ -167,6 +186,9 @@ __all__ = [
     "StoreFault",
     "StoreUnavailableError",
     "SystemClock",
+    "Thread",
+    "ThreadItem",
+    "ThreadTurn",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -181,10 +203,12 @@ __all__ = [
     "TurnInterrupted",
     "TurnRequest",
     "TurnResult",
+    "TurnStatus",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
+    "account",
 ]

@@ -203,7 +203,7 @@ class SchemaDialectError(ProviderCapabilityError):
 
 
 class QueryFailedError(GreenroomError):
-    """A question beside the turns (history, rollback, fork, account) got no usable answer from the provider's program. Nothing was spent."""
+    """A question beside the turns (history, rollback, fork, account) got no usable answer from the provider. Nothing was spent."""
 
     def __init__(self, what: str, why: str, *, hint: str | None = None) -> None:
         self.what = what

@@ -36,13 +36,14 @@ class Settings:
 
 
 class Phase(enum.Enum):
-    """Where the session stands. OPENING, RUNNING and WAITING have a begun turn."""
+    """Where the session stands. OPENING, RUNNING and WAITING have a begun turn; in REWINDING no turn can be prepared."""
 
     IDLE = "idle"
     PREPARED = "prepared"
     OPENING = "opening"
     RUNNING = "running"
     WAITING = "waiting"
+    REWINDING = "rewinding"
     CLOSED = "closed"
 
 
@@ -125,6 +126,14 @@ class Waiting:
 
 
 @attrs.frozen(kw_only=True)
+class Rewinding:
+    """The rollback that is asked for. `begun`: the conversation is in its asker's hands."""
+
+    request_id: str
+    begun: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class State:
     """All that a session knows. `ending`: processes that we ended and whose end has not been reported; `deaths`: when, in the window."""
 
@@ -140,6 +149,7 @@ class State:
     deaths: tuple[float, ...] = ()
     waits: int = 0
     waiting: Waiting | None = None
+    rewinding: Rewinding | None = None
     idle_since_s: float = 0.0
     closing: bool = False
     stopped: bool = False
@@ -173,7 +183,10 @@ class State:
 
 @attrs.frozen(kw_only=True)
 class SessionView:
-    """What others may know of a session. `turn_id`: the prepared or begun turn; `incarnation`: the current process, 0 for none."""
+    """What others may know of a session. `turn_id`: the prepared or begun turn; `incarnation`: the current process, 0 for none;
+
+    `usage`: the provider's cumulative record of the held conversation.
+    """
 
     phase: Phase
     conversation_id: str | None
@@ -182,6 +195,7 @@ class SessionView:
     waiting_reason: str | None
     incarnation: int
     closed: bool
+    usage: ProviderUsage | None = None
 
 
 def initial(settings: Settings) -> State:
@@ -199,4 +213,5 @@ def public_snapshot(state: State) -> SessionView:
         waiting_reason=state.waiting_reason,
         incarnation=state.process.incarnation if state.process else 0,
         closed=state.closing,
+        usage=state.held.usage,
     )

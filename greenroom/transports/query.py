@@ -1,7 +1,7 @@
 """A short conversation with a CLI that runs no turn: asks, listens, and ends the process. Blocks the calling thread, for a bounded time.
 
 What is asked is a script, a generator: it yields the bytes to write (or None, to listen on) and is sent each line of standard output; what
-it returns is the answer. So it is pure, and can be played by hand. At most `MAX_QUERIES` processes are asked at once; who comes later waits.
+it returns is the answer. So it is pure, and can be played by hand. At most `MAX_QUERIES` processes are asked at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Claude Code is asked beside its turns: to rewind, to fork, who pays. Scripts for a short-lived process of its own; no model is called.
+"""What Claude Code is asked beside its turns: to rewind, to fork, who pays. Scripts for a short-lived process; no model is called.
 
-A rewind lasts once the process has ended by EOF, which it is made to; killed before, nothing of it is on disk (2.1.332). A fork is on disk
-once something was said in it: a message of blanks is answered by the CLI itself, and the model never sees it.
+A rewind lasts once the process has ended by EOF, which it is made to; killed before, nothing of it is on disk (2.1.332). A fork is on
+disk once something was said in it: a message of blanks is answered by the CLI itself, and the model never sees it.
 """
 
 from __future__ import annotations
@@ -181,5 +181,3 @@ def _frame(line: Line) -> Facts:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-

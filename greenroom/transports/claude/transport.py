@@ -232,7 +232,9 @@ class ClaudeStreamTransport:
         conversation_id, fork_id = spec.resume_id or "", new_nonce()
         home = Path(self.state_home)
         more = queries.fork_arguments(queries.read_thread(home, conversation_id), fork_id)
-        return queries.fork(self._place(f"conversation {conversation_id!r} was not forked", spec.cwd, *more), home, conversation_id, fork_id)
+        return queries.fork(
+            self._place(f"conversation {conversation_id!r} was not forked", spec.cwd, *more), home, conversation_id, fork_id
+        )
 
     def account(self) -> Account:
         """Return which account its processes use, as one of them says it. Calls no model. Raises CliNotFoundError, QueryFailedError."""

@@ -1,6 +1,7 @@
 """What an app-server is asked beside its turns: a thread's past, to revert, to fork, who pays. Scripts for a short-lived server of its own.
 
-A thread can be read and forked while another server holds it, also in mid-turn; it can be reverted only by the server that holds it. A revert is on disk with its answer (0.163 and 0.171). No model is called. Pure.
+A thread can be read and forked while another server holds it, also in mid-turn; it can be reverted only by the server that holds it. A
+revert is on disk with its answer (0.163 and 0.171). No model is called. Pure.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ def read_thread(thread_id: str, *, running: bool = False) -> Script[Thread]:
     return Thread(thread_id=thread_id, turns=turns_of(wire, running=running, clipper=Clipper()))
 
 
-def _turns(server: Server, thread_id: str, *, view: str = "full", missing_is_empty: bool = False) -> Generator[bytes | None, Line, list[Frame]]:
+def _turns(
+    server: Server, thread_id: str, *, view: str = "full", missing_is_empty: bool = False
+) -> Generator[bytes | None, Line, list[Frame]]:
     found: list[Frame] = []
     cursor, limit, view_now = None, PAGE_TURNS, view
     while True:
