@@ -79,7 +79,8 @@ class Ledger:
         if self._trusts_replay and total:
             self._trusts_replay = False
             self._last = self._base = _counts(total)
-            self._base_known = self._base_known or self._rebased
+            if self._rebased:  # an attempt may have begun by now
+                self._base_known = self._known = True
 
     def take(self, usage: Any) -> None:
         """Take an update of the open attempt's turn. Repeated totals add nothing."""
