@@ -17,10 +17,11 @@ from greenroom.policy.state import State
 
 
 class Rollbacks:
-    """The requests that have not begun."""
+    """The requests that have not begun, and the askers who wait to be let go."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Cell[Checkpoint]] = {}
+        self._done: list[m.RollbackEnded] = []
 
     def asked(self, message: m.RollBack, now_s: float) -> e.RollBackAsked:
         """Take a request."""
@@ -29,6 +30,7 @@ class Rollbacks:
 
     def ended(self, message: m.RollbackEnded, now_s: float) -> e.RolledBack:
         """Take what came of it."""
+        self._done.append(message)
         return e.RolledBack(now_s=now_s, request_id=message.request_id, num_turns=message.num_turns, checkpoint=message.checkpoint)
 
     def answer(self, command: c.BeginRollback | c.RefuseRollback) -> None:
@@ -42,10 +44,17 @@ class Rollbacks:
             reply.fail(command.error)
 
     def fail(self, error: BaseException) -> None:
-        """The actor has ended: answer everybody."""
+        """The actor has ended: answer everybody. What was done to the conversation is done, whether or not it is on record."""
         for reply in self._asked.values():
             reply.fail(error)
+        for message in self._done:
+            message.done()
         self._asked.clear()
+
+    def let_go(self, message: m.RollbackEnded) -> None:
+        """It is on record: let the asker go."""
+        self._done.remove(message)
+        message.done()
 
     def lost(self, state: State, at_work: Collection[str], now_s: float) -> Iterable[e.RolledBack]:
         """Return the end of a rollback that nobody is at any more; `at_work`: those that somebody is."""

@@ -430,7 +430,7 @@ class SessionActor(LoopActor):
         """Tell it, and let the asker go once it is stored."""
         if message.checkpoint is not None:
             self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
-        self._gate.hold(lambda _error: message.done())
+        self._gate.hold(lambda _error: self._rollbacks.let_go(message))
         self._watch_gate()
 
     # --- events
