@@ -37,6 +37,7 @@ from greenroom.errors import (
     WorkingDirectoryError,
 )
 from greenroom.events import (
+    AccountInUse,
     AgentEvent,
     ApprovalDenied,
     AssistantText,
@@ -110,6 +111,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "Account",
+    "AccountInUse",
     "AccountKind",
     "AccountTransport",
     "Agent",

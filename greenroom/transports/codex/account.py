@@ -8,6 +8,8 @@ from greenroom.history import Account, AccountKind
 from greenroom.transports.codex.lines import Frame, obj, text
 
 PROVIDER = "codex"
+#: What the server is asked.
+WHOSE = "account/read"
 _KINDS = {
     "apiKey": AccountKind.API_KEY,
     "chatgpt": AccountKind.CHATGPT,

@@ -15,7 +15,7 @@ from greenroom.errors import GreenroomError, QueryFailedError, SessionResumeErro
 from greenroom.history import Account, Clipper, Thread, ThreadTurn
 from greenroom.model import ProviderUsage
 from greenroom.transports.codex import lines
-from greenroom.transports.codex.account import PROVIDER, account_of
+from greenroom.transports.codex.account import PROVIDER, WHOSE, account_of
 from greenroom.transports.codex.classify import ARCHIVED, refused_open
 from greenroom.transports.codex.history import turns_of
 from greenroom.transports.codex.lines import Frame, obj, rows, text
@@ -193,5 +193,5 @@ def whose() -> Script[Account]:
     """Ask for the account."""
     server = Server()
     yield from server.hello()
-    reply = yield from server.ask("account/read", {})
+    reply = yield from server.ask(WHOSE, {})
     return account_of(reply.result, reply.error)

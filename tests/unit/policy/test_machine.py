@@ -88,7 +88,18 @@ SETTINGS = st.builds(
 )
 
 WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "back"]
-PASSAGES = ["probe)", "continue, attempt", "retry, attempt", "Finish(reset)", "Finish(replaced)", "in use", "after a death", "Stop", "BeginRollback(", "RefuseRollback("]
+PASSAGES = [
+    "probe)",
+    "continue, attempt",
+    "retry, attempt",
+    "Finish(reset)",
+    "Finish(replaced)",
+    "in use",
+    "after a death",
+    "Stop",
+    "BeginRollback(",
+    "RefuseRollback(",
+]
 
 
 @attrs.define
