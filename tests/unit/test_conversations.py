@@ -29,7 +29,7 @@ OPTIONS = {"permissions": NativePermissions.bypass(), "approvals": ApprovalPolic
 BOUND_S = 30.0
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """What a transport's own code may raise."""
 
 
@@ -119,7 +119,7 @@ def test_what_is_no_number_of_turns(session, transport, turns, error):
 
 def test_more_turns_than_there_are(session):
     say(session, "one")
-    with pytest.raises(SessionStateError, match="cannot go back by 2 turns: .* has 1"):
+    with pytest.raises(SessionStateError, match=r"cannot go back by 2 turns: .* has 1"):
         session.rollback(2)
     assert session.state == "idle"
     assert len(say(session, "two")) == 1
@@ -148,7 +148,7 @@ def test_after_close_nothing_is_changed_any_more(session):
             forbidden()
 
 
-@pytest.mark.parametrize("error", [Refused("no"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [RefusedError("no"), KeyboardInterrupt()])
 def test_an_asker_that_fails_in_the_middle_gives_the_conversation_back(room, tmp_path, error):
     def fail():
         raise error

@@ -168,7 +168,7 @@ class World(RuleBasedStateMachine):
             assert self.state == before
         return commands
 
-    def perform(self, command):
+    def perform(self, command):  # noqa: PLR0915 - a case each
         after_stop = isinstance(command, Ignored | Refuse | RefuseRollback) or command == AdoptVerdict(request_id="r", accepted=False)
         assert self.stops == 0 or after_stop, f"{command} after Stop"
         match command:
