@@ -8,6 +8,7 @@ from greenroom import _loading
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
@@ -23,6 +24,7 @@ from greenroom.errors import (
     NoRunningTurnError,
     ProcessClosedError,
     ProviderCapabilityError,
+    QueryFailedError,
     ReapError,
     SchemaDialectError,
     SessionCrashedError,
@@ -40,6 +42,7 @@ from greenroom.errors import (
     WorkingDirectoryError,
 )
 from greenroom.events import (
+    AccountInUse,
     AgentEvent,
     ApprovalDenied,
     AssistantText,
@@ -76,6 +79,7 @@ from greenroom.events import (
     UsageReport,
 )
 from greenroom.front import SentTurn
+from greenroom.history import Account, AccountKind, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.ids import IdAllocator
 from greenroom.journal import Retention
 from greenroom.model import (
@@ -109,7 +113,15 @@ from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
 from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import EventStream, Subscription
-from greenroom.transports.base import Conversation, SteerableConversation, Transport
+from greenroom.transports.base import (
+    AccountTransport,
+    Conversation,
+    ForkTransport,
+    HistoryTransport,
+    RollbackTransport,
+    SteerableConversation,
+    Transport,
+)
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 from greenroom.transports.codex.transport import CodexAppServerTransport
@@ -121,6 +133,10 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _loading.done()
 
 __all__ = [
+    "Account",
+    "AccountInUse",
+    "AccountKind",
+    "AccountTransport",
     "Agent",
     "AgentEvent",
     "ApprovalDenied",
@@ -145,11 +161,14 @@ __all__ = [
     "EventStream",
     "EventsMissed",
     "FailureKind",
+    "ForkTransport",
     "Greenroom",
     "GreenroomError",
+    "HistoryTransport",
     "HostAuthUnplannableError",
     "IdAllocator",
     "InMemoryCheckpointStore",
+    "ItemKind",
     "JournalError",
     "Lifecycle",
     "McpConfigError",
@@ -164,6 +183,7 @@ __all__ = [
     "ProviderError",
     "ProviderProfile",
     "ProviderUsage",
+    "QueryFailedError",
     "RateLimitStatus",
     "RawOutput",
     "ReapError",
@@ -172,6 +192,7 @@ __all__ = [
     "RestartPolicy",
     "Retention",
     "RetryPolicy",
+    "RollbackTransport",
     "RunFinished",
     "RunStarted",
     "RuntimeMode",
@@ -205,8 +226,11 @@ __all__ = [
     "StoreUnavailableError",
     "Subscription",
     "SystemClock",
+    "Thread",
+    "ThreadItem",
     "ThreadOpenRequested",
     "ThreadResumeFallback",
+    "ThreadTurn",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -223,6 +247,7 @@ __all__ = [
     "TurnRequest",
     "TurnResult",
     "TurnStarted",
+    "TurnStatus",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
@@ -231,4 +256,5 @@ __all__ = [
     "WaitTimeoutError",
     "WorkingDirectoryError",
     "default_state_dir",
+    "account",
 ]

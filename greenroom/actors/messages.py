@@ -146,6 +146,36 @@ class ReleaseConversation(Message):
 
 
 @attrs.frozen(kw_only=True)
+class RollBack(Message):
+    """Go back by some turns. Answered with the conversation, once no process has it and it is the asker's to change."""
+
+    request_id: str
+    reply_to: Cell[Checkpoint]
+
+    def refuse(self) -> None:
+        """Answer that the session is closed."""
+        self.reply_to.fail(_closed())
+
+
+@attrs.frozen(kw_only=True)
+class RollbackEnded(Message):
+    """The asker is done: the conversation is `num_turns` shorter and is this `checkpoint` now, or (None) it is as it was."""
+
+    request_id: str
+    num_turns: int
+    checkpoint: Checkpoint | None
+    reply_to: Cell[None]
+
+    def done(self) -> None:
+        """Let the asker go."""
+        self.reply_to.settle(None)
+
+    def refuse(self) -> None:
+        """Nobody is there to take it back."""
+        self.done()
+
+
+@attrs.frozen(kw_only=True)
 class ReleaseIfIdle(Message):
     """Another session waits for a live slot: give up the process if no turn needs it."""
 

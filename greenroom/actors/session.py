@@ -26,6 +26,7 @@ from greenroom.actors.gate import Gate
 from greenroom.actors.heirs import Heritage, Left
 from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
+from greenroom.actors.rewind import Rollbacks
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.store import unavailable
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
@@ -90,6 +91,7 @@ class SessionCore:
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
+    rewinding: set[str] = attrs.field(factory=set)
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -150,6 +152,7 @@ class SessionActor(LoopActor):
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
+        self._rollbacks = Rollbacks()
         self._connects: list[Cell[None]] = []
         self._conversation: tuple[int, Ref] | None = None
         self._started: set[int] = set()
@@ -194,6 +197,8 @@ class SessionActor(LoopActor):
             self._set_deadline(c.SetDeadline(turn_id=ticket.turn_id, attempt=ticket.attempt, deadline_s=ticket.deadline_s))
         for ended in heritage.ends(now_s):
             self._advance(ended)
+        for over in self._rollbacks.lost(self._state, self._core.rewinding, now_s):
+            self._advance(over)
         if self._core.close_asked:
             self._advance(e.Close(now_s=now_s))
         if self._state.stopped and not self.actor_stopped.is_set() and not self._gate.shut:
@@ -248,6 +253,11 @@ class SessionActor(LoopActor):
                 self._timer(message.token)
             case m.AdoptConversation():
                 self._adopt(message)
+            case m.RollBack():
+                self._advance(self._rollbacks.asked(message, now_s))
+            case m.RollbackEnded():
+                self._advance(self._rollbacks.ended(message, now_s))
+                self._rolled_back(message)
             case m.ReleaseConversation():
                 self._advance(e.Release(now_s=now_s))
                 message.reply_to.settle(None)
@@ -313,6 +323,8 @@ class SessionActor(LoopActor):
                 self._refuse(command)
             case c.AdoptVerdict():
                 self._adoptions.pop(command.request_id).settle(command.accepted)
+            case c.BeginRollback() | c.RefuseRollback():
+                self._rollbacks.answer(command)
             case c.Open():
                 self._open(command)
             case c.Execute():
@@ -472,6 +484,13 @@ class SessionActor(LoopActor):
     def _adopt(self, message: m.AdoptConversation) -> None:
         self._adoptions[message.request_id] = message.reply_to
         self._advance(e.Adopt(now_s=self._now_s(), request_id=message.request_id, checkpoint=message.checkpoint))
+
+    def _rolled_back(self, message: m.RollbackEnded) -> None:
+        """Tell it, and let the asker go once it is stored."""
+        if message.checkpoint is not None:
+            self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+        self._gate.hold(lambda _error: self._rollbacks.let_go(message))
+        self._watch_gate()
 
     # --- events
 
@@ -864,6 +883,7 @@ class SessionActor(LoopActor):
         left = self._left(crashed) if isinstance(crashed, SessionCrashedError) else None
         if not heir:
             self._settle_all(crashed)
+        self._rollbacks.fail(crashed)
         self._gate.drain(crashed)
         if self._gate_timer is not None:
             self._gate_timer.cancel()

@@ -40,6 +40,8 @@ from greenroom.policy.events import (
     Prepare,
     Release,
     Reopened,
+    RollBackAsked,
+    RolledBack,
     RunBegan,
     SessionInput,
     Start,
@@ -50,6 +52,7 @@ from greenroom.policy.events import (
 from greenroom.policy.failures import failed
 from greenroom.policy.move import Move, drop, end_process, forget_process, keep_deadline, leave_wait, remember, save, tell_end
 from greenroom.policy.outcome import fail, finish
+from greenroom.policy.rollback import ask_rollback, begin_if_free, break_off_rollback, rolled_back
 from greenroom.policy.state import BEGUN, Held, Phase, SessionView, Settings, State, Ticket, initial, public_snapshot
 
 __all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "replay_on", "step"]
@@ -91,12 +94,17 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
             _deadline_passed(move, event)
         case Interrupted():
             _interrupted(move, event)
+        case RollBackAsked():
+            ask_rollback(move, event)
+        case RolledBack():
+            rolled_back(move, event)
         case Release():
             _release(move)
         case Close():
             _close(move, event)
         case _:
             assert_never(event)
+    begin_if_free(move)
     _stop_if_over(move)
     return move.state, tuple(move.commands)
 
@@ -136,6 +144,7 @@ def _reopened(move: Move, event: Reopened) -> None:
         ending=frozenset(),
         deaths=(),
         waiting=None,
+        rewinding=None,
         idle_since_s=event.now_s,
         closing=False,
         stopped=False,
@@ -170,6 +179,8 @@ def _prepare(move: Move, event: Prepare) -> None:
         move.ignore("that ticket exists already")
     elif state.phase in BEGUN:
         _refuse(move, event.turn_id, Refusal.BUSY, SessionStateError(f"turn {move.ticket.turn_id!r} is running"))
+    elif state.phase is Phase.REWINDING:
+        _refuse(move, event.turn_id, Refusal.BUSY, SessionStateError("the conversation is being rolled back"))
     elif event.expect_conversation not in (None, state.conversation_id):
         _refuse(move, event.turn_id, Refusal.CONTINUITY, ContinuityError(event.expect_conversation, state.conversation_id))
     else:
@@ -276,7 +287,9 @@ def _close(move: Move, event: Close) -> None:
         move.change(ticket=None)
     if move.state.phase in BEGUN:
         _break_off(move, event.now_s)
-    if move.state.phase is Phase.RUNNING:
+    if move.state.phase is Phase.REWINDING:
+        break_off_rollback(move)
+    elif move.state.phase is Phase.RUNNING:
         tell_end(move, kill=False, reason="closed")
     else:
         end_process(move, reason="closed")
@@ -285,7 +298,7 @@ def _close(move: Move, event: Close) -> None:
 
 def _stop_if_over(move: Move) -> None:
     state = move.state
-    if state.closing and state.ticket is None and not state.ending and not state.stopped:
+    if state.closing and state.ticket is None and state.rewinding is None and not state.ending and not state.stopped:
         move.change(stopped=True)
         move.emit(Stop())
 

@@ -50,6 +50,11 @@ SAYS = {
         r"answered: hello",
         r"turns in its history: 2",
     ),
+    "history.py": (
+        r"paid by: unknown",
+        r"rolled back 1 \(completed\): the plan\nrolled back 2 \(completed\): a first try\nparent 1",
+        r"parent 3 \(completed\): this way\nfork 1 (?s:.*)fork 3 \(completed\): that way",
+    ),
     "own_transport.py": (r"'HELLO'", r"interrupted"),
     "real_cli_offline.py": (r"claude \d+\.\d+\.\d+", r"continued: 'The file is written\.'", r"proof\.txt: 'seen by a real shell'"),
 }

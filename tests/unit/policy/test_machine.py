@@ -18,6 +18,7 @@ from greenroom.errors import CliExitError, SessionResumeError, TransportDiedErro
 from greenroom.model import Checkpoint, Continuity, FailureKind, OnDeath, ProviderUsage, RenewalBudget, TokenUsage, TurnRequest, TurnResult
 from greenroom.policy.commands import (
     AdoptVerdict,
+    BeginRollback,
     CancelWait,
     ClearCheckpoint,
     CloseConversation,
@@ -29,6 +30,7 @@ from greenroom.policy.commands import (
     InterruptAttempt,
     Open,
     Refuse,
+    RefuseRollback,
     SaveCheckpoint,
     SetDeadline,
     Stop,
@@ -49,6 +51,8 @@ from greenroom.policy.events import (
     Prepare,
     Release,
     Reopened,
+    RollBackAsked,
+    RolledBack,
     RunBegan,
     Start,
     Succeeded,
@@ -81,8 +85,19 @@ SETTINGS = st.builds(
     retries_in_place=st.booleans(),
 )
 
-WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "connect", "connect"]
-PASSAGES = ["probe)", "continue, attempt", "retry, attempt", "Finish(reset)", "Finish(replaced)", "in use", "after a death", "Stop"]
+WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "connect", "connect", "back"]
+PASSAGES = [
+    "probe)",
+    "continue, attempt",
+    "retry, attempt",
+    "Finish(reset)",
+    "Finish(replaced)",
+    "in use",
+    "after a death",
+    "Stop",
+    "BeginRollback(",
+    "RefuseRollback(",
+]
 
 
 @attrs.define
@@ -114,6 +129,7 @@ class World(RuleBasedStateMachine):
         self.sent: dict[str, Execute] = {}
         self.wait: Wait | None = None
         self.deadline: SetDeadline | None = None
+        self.borrowed: str | None = None
         self.stops = 0
         self.names = 0
         self.told = ""
@@ -150,8 +166,8 @@ class World(RuleBasedStateMachine):
             assert self.state == before
         return commands
 
-    def perform(self, command):
-        after_stop = isinstance(command, Ignored | Refuse) or command == AdoptVerdict(request_id="r", accepted=False)
+    def perform(self, command):  # noqa: PLR0915 - a case each
+        after_stop = isinstance(command, Ignored | Refuse | RefuseRollback) or command == AdoptVerdict(request_id="r", accepted=False)
         assert self.stops == 0 or after_stop, f"{command} after Stop"
         match command:
             case Grant():
@@ -159,6 +175,11 @@ class World(RuleBasedStateMachine):
                 if command.superseded:
                     assert command.superseded not in self.begun
                     self.superseded.add(command.superseded)
+            case BeginRollback():
+                assert all(child.gone for child in self.children.values()), "a process has it"
+                assert self.borrowed is None
+                assert command.checkpoint.conversation_id in self.given_ids
+                self.borrowed = command.request_id
             case Open():
                 self.opens(command)
             case Execute():
@@ -199,6 +220,7 @@ class World(RuleBasedStateMachine):
                 pass
 
     def opens(self, command):
+        assert self.borrowed is None, "a process in a conversation that is being rolled back"
         for child in self.children.values():
             assert child.gone or child.told, "a second live process"
         assert command.incarnation == len(self.children) + 1
@@ -271,7 +293,7 @@ class World(RuleBasedStateMachine):
 
     # --- callers
 
-    @precondition(lambda self: self.state.phase not in BEGUN and not self.state.closing)
+    @precondition(lambda self: self.state.phase not in BEGUN | {Phase.REWINDING} and not self.state.closing)
     @rule(pin=st.booleans(), expect=st.booleans(), timeout=st.sampled_from([None, 3.0]), flags=st.sampled_from("aab"))
     def take_a_turn(self, pin, expect, timeout, flags):
         self.prepare(pin=pin, demanded=self.state.conversation_id if expect else None, timeout=timeout)
@@ -300,6 +322,8 @@ class World(RuleBasedStateMachine):
             case "adopt":
                 self.given_ids.add("c-adopted")
                 self.tell(Adopt, request_id="r", checkpoint=Checkpoint("c-adopted"))
+            case "back":
+                self.tell(RollBackAsked, request_id=f"b{len(self.events)}")
             case "host dies" if not self.state.closing:
                 self.host_dies(take_up=data.draw(st.booleans()))
             case _:
@@ -310,7 +334,7 @@ class World(RuleBasedStateMachine):
         ticket = self.state.ticket if self.state.phase in BEGUN else None
         for child in self.children.values():
             self.gone(child)
-        self.wait = self.deadline = None
+        self.wait = self.deadline = self.borrowed = None
         self.tell(Reopened, settings=self.state.settings)
         assert self.state.phase is Phase.IDLE
         assert self.state.ticket is None
@@ -474,6 +498,17 @@ class World(RuleBasedStateMachine):
         self.gone(child)
         self.tell(Died, incarnation=number, error=TransportDiedError(returncode=0), **fields)
 
+    @precondition(lambda self: self.borrowed is not None)
+    @rule(done=st.booleans(), usage=USAGE)
+    def a_rollback_ends(self, done, usage):
+        request_id, self.borrowed = self.borrowed, None
+        self.given_ids.add("c-back")
+        changed = Checkpoint("c-back", usage) if done else None
+        self.tell(RolledBack, request_id=request_id, num_turns=1, checkpoint=changed)
+        assert self.state.phase in {Phase.IDLE, Phase.CLOSED}
+        assert self.state.conversation_id == "c-back" or not done
+        assert self.tell(RolledBack, request_id=request_id)[0] == Ignored(reason="that rollback is not under way")
+
     # --- time
 
     @precondition(lambda self: self.wait is not None)
@@ -522,6 +557,8 @@ class World(RuleBasedStateMachine):
         state = self.state
         assert (state.ticket is not None) == (state.phase in BEGUN or state.phase is Phase.PREPARED)
         assert (state.waiting is not None) == (state.phase is Phase.WAITING)
+        assert (state.rewinding is not None) == (state.phase is Phase.REWINDING)
+        assert self.borrowed == (state.rewinding.request_id if state.rewinding is not None and state.rewinding.begun else None)
         assert state.process is None or not self.children[state.process.incarnation].gone
         assert state.phase not in {Phase.OPENING, Phase.RUNNING} or state.process is not None
         assert state.phase is not Phase.OPENING or not state.process.ready
@@ -554,6 +591,8 @@ class World(RuleBasedStateMachine):
                     sent, told = child.running is not None, child.told
                     self.gone(child)
                     self.tell(Died, incarnation=number, error=TransportDiedError(), expected=told, sent=sent)
+        if self.borrowed is not None:
+            self.a_rollback_ends(done=True, usage=None)
         assert self.stops == 1, "it never stopped"
         assert set(self.ended) >= self.begun
         again = self.first
@@ -589,8 +628,10 @@ def possible(world, rng):
     state, child = world.state, world.current
     yield 2, lambda: world.stale_event(Draw(rng))
     yield 1, lambda: world.anything_else(rng.choice(WHATEVER), Draw(rng))
-    if state.phase not in BEGUN and not state.closing:
+    if state.phase not in BEGUN | {Phase.REWINDING} and not state.closing:
         yield 10, lambda: world.take_a_turn(rng.random() < 0.2, rng.random() < 0.2, rng.choice([None, 3.0]), rng.choice("aaab"))
+    if world.borrowed is not None:
+        yield 5, lambda: world.a_rollback_ends(rng.random() < 0.5, None)
     if state.phase in BEGUN:
         yield 20, world.go_on
         yield 1, lambda: world.interrupt(Draw(rng), current=rng.random() < 0.5)
@@ -717,6 +758,8 @@ ANY_EVENT = st.one_of(
     st.builds(WaitDone, now_s=NOW, wait_id=NUMBER),
     st.builds(DeadlinePassed, now_s=NOW, turn_id=TURN, attempt=NUMBER),
     st.builds(Interrupted, now_s=NOW, turn_id=TURN),
+    st.builds(RollBackAsked, now_s=NOW, request_id=TURN),
+    st.builds(RolledBack, now_s=NOW, request_id=TURN, num_turns=NUMBER, checkpoint=st.none() | NAME.map(Checkpoint)),
     st.builds(Release, now_s=NOW),
     st.builds(Close, now_s=NOW),
 )
@@ -731,7 +774,7 @@ def test_step_is_total(config, events):
         was_stopped = state.stopped
         state, commands = step(state, event)
         if was_stopped:
-            assert all(isinstance(command, Ignored | Refuse | AdoptVerdict) for command in commands)
+            assert all(isinstance(command, Ignored | Refuse | RefuseRollback | AdoptVerdict) for command in commands)
         grants += sum(isinstance(command, Grant) for command in commands)
         ends += sum(isinstance(command, Finish | Fail) for command in commands)
         assert (state.ticket is not None) == (state.phase in BEGUN or state.phase is Phase.PREPARED)
