@@ -36,6 +36,8 @@ def _line(command: c.Command) -> tuple[int, str] | None:
             return logging.INFO, f"waits {command.delay_s:g} s ({command.reason.value})"
         case c.ReportDeath():
             return logging.WARNING, f"process {command.incarnation} died: {command.cause}"
+        case c.ReportStall():
+            return logging.WARNING, f"nothing was heard for {command.quiet_s:g} s ({command.reason}): {command.action.value}"
         case c.ReportRestart():
             return logging.INFO, f"process {command.incarnation} took over"
         case c.CloseConversation():

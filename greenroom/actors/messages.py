@@ -320,10 +320,11 @@ class HoldReading(Message):
 
 @attrs.frozen(kw_only=True)
 class EndConversation(Message):
-    """End the process, by the ladder or at once."""
+    """End the process, by the ladder or at once. `hung`: it is killed in a turn, which is to be taken up by the next one."""
 
     kill: bool
     reason: str
+    hung: bool = False
     control = True
 
 

@@ -29,7 +29,7 @@ from greenroom.actors.store import unavailable
 from greenroom.actors.ticket import Batch, Sink, TicketCore
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
-from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
 from greenroom.journal import records as r
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, StoreFault, Turn
 from greenroom.policy import commands as c
@@ -299,6 +299,8 @@ class SessionActor(LoopActor):
                 self._emit(command.incarnation, command.turn_id, (TransportDied(command.cause),))
             case c.ReportRestart():
                 self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
+            case c.ReportStall():
+                self._emit(command.incarnation, command.turn_id, (Stalled(command.reason, command.quiet_s, command.action.value),))
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
                 self._tell_interrupt(command.turn)
@@ -596,7 +598,7 @@ class SessionActor(LoopActor):
     def _end_conversation(self, command: c.CloseConversation) -> None:
         self._ending[command.incarnation] = command
         if self._conversation is not None and self._conversation[0] == command.incarnation:
-            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason))
+            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason, hung=command.hung))
         elif command.incarnation in self._started:
             tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=command.incarnation))
 

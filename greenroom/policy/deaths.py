@@ -16,6 +16,7 @@ from greenroom.policy.commands import How, ReportDeath, WaitReason
 from greenroom.policy.events import Died, Swallowed
 from greenroom.policy.move import Move, drop, remember, wait
 from greenroom.policy.outcome import fail, finish
+from greenroom.policy.silence import as_death
 from greenroom.policy.state import Phase
 
 
@@ -23,6 +24,9 @@ def swallowed(move: Move, event: Swallowed) -> None:
     """Go on after a probe that found the cut attempt taken."""
     if not move.runs(event.turn_id, event.incarnation) or not move.ticket.maybe_taken:
         move.ignore("no such question is open")
+        return
+    if move.given_up and not move.unwanted:
+        move.ignore("its process is being ended: the next one is asked")
         return
     death = move.ticket.death or TransportDiedError()
     if move.unwanted:
@@ -41,6 +45,7 @@ def died(move: Move, event: Died) -> None:
         return
     move.change(ending=move.state.ending - {event.incarnation})
     if move.is_current(event.incarnation):
+        event = as_death(move, event)
         move.change(process=None)
         _died_current(move, event)
 
