@@ -38,6 +38,7 @@ from greenroom.events import AgentEvent, EventCallback, EventHandler, SessionEve
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
+from greenroom.liveness import Liveness, Pulse
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -53,6 +54,7 @@ from greenroom.policy.commands import How
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.session import Settings
+from greenroom.policy.stall import StallPolicy
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
 
@@ -74,8 +76,10 @@ class Agent:
 
     `provider` is a name ("claude") or a ready transport. `permissions` and `approvals` have no default: the caller decides.
     `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `event_handlers` are
-    called on the observer's thread with the events of every session. Any thread. Raises ProviderCapabilityError for an unknown
-    provider, and for options that the transport already has.
+    called on the observer's thread with the events of every session. `stall` says when a running turn has been silent for too long, and
+    what is done then (by default it is told, after a quarter of an hour); None: nothing is. Any thread.
+
+    Raises ProviderCapabilityError for an unknown provider, and for options that the transport already has.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Agent:
         ids: IdAllocator | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        stall: StallPolicy | None = StallPolicy(),  # noqa: B008 - frozen
         event_handlers: tuple[EventCallback | EventHandler, ...] = (),
         log: logging.Logger | None = None,
         check_timeout: float = 15.0,
@@ -109,6 +114,7 @@ class Agent:
         self._ids = ids
         self._retry = retry
         self._restart = restart
+        self._stall = stall
         self._handlers = tuple(_as_callback(handler) for handler in event_handlers)
         self._log = log
         self.permissions = permissions
@@ -196,6 +202,7 @@ class Agent:
             handlers=self._handlers,
             ledger=found.ledger if found is not None else (Ledger(session_id=session_id) if room.durable else None),
             past=found.past if found is not None else None,
+            pulse=Pulse(heard_s=clock.monotonic()),
             log=self._log or room.log,
         )
         if found is not None and found.spent is not None:
@@ -222,6 +229,7 @@ class Agent:
             # A test's clock wants the delays as they are written.
             retry_delays=self._retry.delays_data(random.Random() if isinstance(clock, SystemClock) else None),  # noqa: S311 - jitter
             restart=self._restart,
+            stall=self._stall,
             renewal=profile.renewal,
             idle_release_after_s=idle_release_after_s,
             checkpointing=checkpointing,
@@ -314,6 +322,11 @@ class Session:
     def state(self) -> str:
         """Where it stands: idle, prepared, opening, running, waiting or closed."""
         return self._core.view.phase.value
+
+    @property
+    def liveness(self) -> Liveness:
+        """Why it is quiet, and for how long: the model or a tool is at work, or what it waits for. Never waits itself."""
+        return self._core.pulse.read(self._clock.monotonic(), self._core.settings.stall)
 
     @property
     def spent(self) -> ProviderUsage | None:

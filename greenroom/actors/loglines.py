@@ -22,7 +22,7 @@ def log_command(log: logging.Logger, session_id: str, command: c.Command) -> Non
         log.log(level, "%s: %s", where, text, extra={"session_id": session_id, "turn_id": turn_id})
 
 
-def _line(command: c.Command) -> tuple[int, str] | None:
+def _line(command: c.Command) -> tuple[int, str] | None:  # noqa: C901 - one case a command
     match command:
         case c.Grant():
             return logging.DEBUG, f"prepared; expects conversation {command.expected_conversation}"

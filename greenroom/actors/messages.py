@@ -220,6 +220,13 @@ class TurnEvent(Message):
 
 
 @attrs.frozen(kw_only=True)
+class Listened(Message):
+    """What the process had said when it was asked (Listen) has been told before this."""
+
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
 class TurnEnded(Message):
     """The attempt ended: with a result or with an error."""
 
@@ -308,6 +315,11 @@ class InterruptTurn(Message):
     """End the running attempt of `turn_id`. Ordinary: it must not overtake the RunAttempt that it means, nor a steer before it."""
 
     turn_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Listen(Message):
+    """Read what the process has said, and answer Listened behind it. Without an answer it has ended, or is not to be read now."""
 
 
 @attrs.frozen(kw_only=True)

@@ -25,12 +25,14 @@ from greenroom.actors.heirs import Heritage, Left
 from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
+from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
 from greenroom.actors.ticket import Batch, Sink, TicketCore
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
 from greenroom.journal import records as r
+from greenroom.liveness import Pulse
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, StoreFault, Turn
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
@@ -60,7 +62,10 @@ class Past:
 
 @attrs.define(kw_only=True, eq=False)
 class SessionCore:
-    """What a session's handle and its actor share. The actor alone writes `view`, `spent` and `degraded`; reading is safe on any thread."""
+    """What a session's handle and its actor share. The actor alone writes `view`, `pulse`, `spent` and `degraded`.
+
+    Reading is safe on any thread.
+    """
 
     session_id: str
     transport: Any
@@ -83,6 +88,7 @@ class SessionCore:
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
+    pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -99,6 +105,7 @@ class SessionCore:
     def give_up(self, left: Left) -> None:
         """Nobody goes on with the session after a crash: answer everybody."""
         self.view = attrs.evolve(self.view, closed=True)
+        self.pulse.ends()
         left.give_up()
 
     def beginning(self, now_s: float) -> e.SessionInput:
@@ -157,6 +164,7 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -178,6 +186,8 @@ class SessionActor(LoopActor):
         self._receipt = receipt(ticket.nonce, ticket.attempt) if ticket is not None and ticket.attempt > 0 else None
         self._core.view = public_snapshot(self._state)
         now_s = self._now_s()
+        self._core.pulse.holds(now_s, hold=False)
+        self._core.pulse.stepped(self._state, now_s)
         if self._state.waiting is not None and heritage.wait is not None:
             self._wait(attrs.evolve(heritage.wait, delay_s=max(0.0, heritage.wait_ends_s - now_s)))
         if ticket is not None and ticket.deadline_s is not None and self._state.phase is not Phase.RUNNING:
@@ -208,7 +218,10 @@ class SessionActor(LoopActor):
             case m.CancelTurn():
                 self._forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
+            case m.Listened():
+                self._listened(message)
             case m.StartWaits():
+                self._core.pulse.needs_slot(now_s, needs=True)
                 self._emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
             case m.Admitted():
                 self._admitted(message)
@@ -262,6 +275,7 @@ class SessionActor(LoopActor):
             event, before = self._inputs.popleft(), self._state
             self._state, commands = step(before, event)
             self._core.view = public_snapshot(self._state)
+            self._core.pulse.stepped(self._state, event.now_s)
             if self._ledger is not None:
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
             for command in commands:
@@ -420,6 +434,8 @@ class SessionActor(LoopActor):
 
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller and to the observers."""
+        now_s = self._now_s()
+        self._core.pulse.heard(incarnation, events, now_s)
         self._calls.extend(event for event in events if type(event) is ToolCall)
         turn_id = turn_id or self._core.view.turn_id
         if any(isinstance(event, TurnInterrupted) for event in events):
@@ -434,7 +450,7 @@ class SessionActor(LoopActor):
                 turn_id=turn_id,
                 incarnation=incarnation,
                 first_sequence=first,
-                at_monotonic_s=clock.monotonic(),
+                at_monotonic_s=now_s,
                 at_wall_s=clock.wall(),
                 events=events,
             )
@@ -471,6 +487,7 @@ class SessionActor(LoopActor):
             self._emit(0, turn.turn_id, (TurnInterrupted(),))
 
     def _hold_reading(self, *, hold: bool) -> None:
+        self._core.pulse.holds(self._now_s(), hold=hold)
         if self._conversation is not None:
             tell(self._conversation[1], m.HoldReading(hold=hold))
 
@@ -512,6 +529,7 @@ class SessionActor(LoopActor):
     def _admitted(self, message: m.Admitted) -> None:
         self._conversation = (message.incarnation, message.conversation)
         self._slot_waits = {message.incarnation: message.slot_wait_s}
+        self._core.pulse.needs_slot(self._now_s(), needs=False)
         if self._held_deadline is not None:
             token, self._held_deadline = ("deadline", *self._held_deadline), None
             self.dispatcher.call_later(message.slot_wait_s, self.actor_ref, TimerFired(token=token))
@@ -551,6 +569,7 @@ class SessionActor(LoopActor):
             timeout_s=prepared.request.timeout,
         )
         self._receipt = command.receipt
+        self._stall_watch.begin(self._state.settings.stall)
         if self._ledger is None:
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
@@ -654,6 +673,7 @@ class SessionActor(LoopActor):
 
     def _wait(self, command: c.Wait) -> None:
         self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {command.delay_s:g} s"),))
+        self._core.pulse.waits(self._state, command, self._now_s())
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -676,8 +696,15 @@ class SessionActor(LoopActor):
             return
         self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
 
+    def _listened(self, message: m.Listened) -> None:
+        silence = self._stall_watch.listened(self._state, message.incarnation)
+        if silence is not None:
+            self._advance(silence)
+
     def _timer(self, token: Any) -> None:
         match token:
+            case ("stall",):
+                self._stall_watch.fired(self._state)
             case ("wait", wait_id):
                 self._waits.pop(wait_id, None)
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
@@ -801,6 +828,7 @@ class SessionActor(LoopActor):
             timer.cancel()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
+        self._stall_watch.end()
         if error is not None:
             self._log_crash(error)
             for incarnation in self._started:
@@ -809,6 +837,7 @@ class SessionActor(LoopActor):
                 tell(self._supervisor, m.SessionCrashed(session_id=self._core.session_id, core=self._core, left=left))
             else:
                 self._core.view = attrs.evolve(self._core.view, closed=True)
+                self._core.pulse.ends()
                 tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
             # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
             if self._conversation is not None:

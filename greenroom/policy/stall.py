@@ -26,7 +26,7 @@ class StallAction(enum.Enum):
 
 @attrs.frozen(kw_only=True)
 class StallPolicy:
-    """A running turn is stalled when the model has said nothing for `after_s` seconds, or nothing was heard while a tool ran for `tool_after_s`.
+    """A running turn is stalled when the model has said nothing for `after_s` seconds, or nothing was heard for `tool_after_s` of a tool.
 
     `tool_after_s=None`: a running tool is no stall, however long it takes. Raises ValueError for numbers that cannot be meant.
     """

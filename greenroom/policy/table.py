@@ -160,7 +160,8 @@ def render() -> str:
         "",
         "Made from the code by `python -m greenroom.policy.table > docs/transitions.md`; a test fails if it is out of date.",
         "",
-        "Each section is a representative state of a session: one retry after 30 s, checkpoints on, ids of our own, `on_death` CONTINUE, stalls RESTART.",
+        "Each section is a representative state of a session: one retry after 30 s, checkpoints on, ids of our own, `on_death` CONTINUE,",
+        "a `StallPolicy` with RESTART.",
         "Each row is an event and what `step` answers. Events that are not listed are ignored there, with a reason.",
     ]
     for title, events in SITUATIONS:
@@ -209,7 +210,7 @@ def told(commands: Iterable[Command]) -> str:
     return ", ".join(words(command) for command in commands) or "-"
 
 
-def words(command: Command) -> str:
+def words(command: Command) -> str:  # noqa: C901 - one case a command
     """Return the command in a few words."""
     match command:
         case Open():
