@@ -49,6 +49,7 @@ from greenroom.events import (
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
+    Stalled,
     Stderr,
     SteerConsumed,
     SteerDelivered,
@@ -61,6 +62,7 @@ from greenroom.events import (
     UsageReport,
 )
 from greenroom.ids import IdAllocator
+from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -86,6 +88,7 @@ from greenroom.model import (
 )
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.room import Greenroom
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
@@ -126,6 +129,8 @@ __all__ = [
     "InMemoryCheckpointStore",
     "JournalError",
     "Lifecycle",
+    "Liveness",
+    "LivenessReason",
     "McpConfigError",
     "NativeMode",
     "NativePermissions",
@@ -146,6 +151,7 @@ __all__ = [
     "RetryPolicy",
     "RunFinished",
     "RunStarted",
+    "RunningTool",
     "SchemaDialectError",
     "Session",
     "SessionCrashedError",
@@ -155,6 +161,9 @@ __all__ = [
     "SessionStateError",
     "SkillInvoked",
     "SkillsDiscovered",
+    "StallAction",
+    "StallPolicy",
+    "Stalled",
     "StateDirError",
     "StateDirProblem",
     "Stderr",

@@ -125,7 +125,7 @@ class WorkerConversationActor(LoopActor):
         self._worker.submit(job)
         self.dispatcher.call_later(OPEN_TIMEOUT_S, self.actor_ref, TimerFired(token=("open", "")))
 
-    def handle(self, message: Any) -> None:  # noqa: C901, PLR0912 - one line a case
+    def handle(self, message: Any) -> None:  # noqa: C901 - one line a case
         """Pass each message on to the worker, or from it to the session."""
         match message:
             case WorkerOpened():
