@@ -73,7 +73,7 @@ class StallWatch:
             turn_id=ticket.turn_id,
             incarnation=incarnation,
             attempt=ticket.attempt,
-            quiet_s=now_s - heard_s,
+            quiet_s=round(now_s - heard_s, 1),
             reason=self._pulse.at(now_s),
         )
 
