@@ -5,6 +5,7 @@ import logging
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
     CliCheckError,
@@ -31,6 +32,7 @@ from greenroom.errors import (
     TurnCancelledError,
     TurnFailedError,
     TurnTimeoutError,
+    UnknownSessionError,
     WaitTimeoutError,
     WorkingDirectoryError,
 )
@@ -38,14 +40,20 @@ from greenroom.events import (
     AgentEvent,
     ApprovalDenied,
     AssistantText,
+    EventsMissed,
     Lifecycle,
+    Notice,
     ProviderError,
     RateLimitStatus,
     RawOutput,
     Reasoning,
     RunFinished,
     RunStarted,
+    SessionConnecting,
+    SessionEnded,
     SessionEvent,
+    SessionFailed,
+    SessionReady,
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
@@ -54,13 +62,18 @@ from greenroom.events import (
     SteerConsumed,
     SteerDelivered,
     SteerRejected,
+    ThreadOpenRequested,
+    ThreadResumeFallback,
     ToolCall,
     ToolResult,
     TransportDied,
     TransportRestarted,
+    TurnCompleted,
     TurnInterrupted,
+    TurnStarted,
     UsageReport,
 )
+from greenroom.front import SentTurn
 from greenroom.ids import IdAllocator
 from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import (
@@ -77,6 +90,8 @@ from greenroom.model import (
     ProviderProfile,
     ProviderUsage,
     RenewalBudget,
+    RuntimeMode,
+    SessionStatus,
     StateDirProblem,
     StdioMcpServer,
     StoreFault,
@@ -90,6 +105,7 @@ from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.room import Greenroom
+from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
@@ -121,6 +137,8 @@ __all__ = [
     "Conversation",
     "ConversationSpec",
     "CostSource",
+    "EventStream",
+    "EventsMissed",
     "FailureKind",
     "Greenroom",
     "GreenroomError",
@@ -135,6 +153,7 @@ __all__ = [
     "NativeMode",
     "NativePermissions",
     "NoRunningTurnError",
+    "Notice",
     "OnDeath",
     "OutputSchema",
     "ProcessClosedError",
@@ -152,13 +171,22 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "RunningTool",
+    "RuntimeMode",
     "SchemaDialectError",
+    "SentTurn",
     "Session",
+    "SessionConnecting",
     "SessionCrashedError",
+    "SessionDirectory",
+    "SessionEnded",
     "SessionEvent",
+    "SessionFailed",
+    "SessionReady",
+    "SessionRecord",
     "SessionResumeError",
     "SessionStarted",
     "SessionStateError",
+    "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
     "StallAction",
@@ -175,7 +203,10 @@ __all__ = [
     "StoreFailedError",
     "StoreFault",
     "StoreUnavailableError",
+    "Subscription",
     "SystemClock",
+    "ThreadOpenRequested",
+    "ThreadResumeFallback",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -186,13 +217,16 @@ __all__ = [
     "TransportRestarted",
     "Turn",
     "TurnCancelledError",
+    "TurnCompleted",
     "TurnFailedError",
     "TurnInterrupted",
     "TurnRequest",
     "TurnResult",
+    "TurnStarted",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
+    "UnknownSessionError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from greenroom.events import AgentEvent, Lifecycle, RateLimitStatus, Stalled, Stderr, ToolCall, ToolResult
+from greenroom.model import SessionStatus
 from greenroom.policy.commands import Wait, WaitReason
 from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.policy.state import Phase, State
@@ -124,6 +125,7 @@ class Pulse:
     _incarnation: int = 0
     _unwanted: bool = False
     _hung: bool = False
+    _connects: bool = False
     _needs_slot: bool = False
     _wait: tuple[LivenessReason, float | None] | None = None
     _provider_wait: tuple[LivenessReason, float] | None = None
@@ -148,7 +150,8 @@ class Pulse:
             self._own_turn = self._tasks = False
         if attempt != self._attempt:
             self._tools, self._provider_wait, self._asks, self.heard_s = {}, None, {}, now_s
-        if state.phase is not Phase.OPENING:
+        self._connects = state.status is SessionStatus.CONNECTING
+        if state.phase is not Phase.OPENING and not self._connects:
             self._needs_slot = False
         if state.waiting is None:
             self._wait = None
@@ -277,6 +280,8 @@ class Pulse:
                 return reason, until_s, False
             case Phase.CLOSED:
                 return _R.CLOSED, None, False
+            case _ if self._connects:
+                return (_R.START_SLOT if self._needs_slot else _R.OPENING), None, False
             case _:
                 return (_R.BACKGROUND if self._own_turn or self._tasks else _R.IDLE), None, False
 

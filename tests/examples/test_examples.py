@@ -37,6 +37,14 @@ SAYS = {
         r"held None, ran in (?P<id>[0-9a-f-]{36}) \(continued\)",
         r"held (?P=id), ran in (?P=id) \(continued\)(?s:.*)held (?P=id), ran in (?P=id) \(continued\)",
     ),
+    "stalls.py": (
+        r"before the first turn it is idle",
+        r"it is at: tool Bash \d s",
+        r"'A long tool is no stall\.'",
+        r"nothing was heard for 1(\.\d)? s \(model at work\): interrupt",
+        r"interrupted",
+        r"'I am here\.'",
+    ),
     "own_transport.py": (r"'HELLO'", r"interrupted"),
     "real_cli_offline.py": (r"claude \d+\.\d+\.\d+", r"continued: 'The file is written\.'", r"proof\.txt: 'seen by a real shell'"),
 }

@@ -13,7 +13,7 @@ from greenroom.actors.runtime import LoopActor, tell
 from greenroom.actors.session import NO_FLAGS, SessionActor, SessionCore
 from greenroom.actors.ticket import HIGH_WATER, Sink, TicketCore
 from greenroom.errors import TransportDiedError, TurnFailedError
-from greenroom.events import AssistantText, Stalled, ToolCall, ToolResult, TransportDied, TransportRestarted
+from greenroom.events import AssistantText, Lifecycle, Notice, Stalled, ToolCall, ToolResult, TransportDied, TransportRestarted
 from greenroom.ids import new_nonce
 from greenroom.liveness import LivenessReason, Pulse
 from greenroom.model import ApprovalPolicy, ConversationSpec, FailureKind, NativePermissions, TurnRequest, TurnResult
@@ -115,7 +115,7 @@ class Rig:
 
     def receive(self, batch):
         if batch is not None:
-            self.heard += batch.events
+            self.heard += [event for event in batch.events if not isinstance(event, Notice)]
             self.sink.consumed(len(batch.events))
 
     def open(self, incarnation=1):
@@ -213,7 +213,7 @@ def test_a_silent_process_is_killed_and_the_next_takes_the_turn_up(make):
     assert len(rig.asked(m.EndConversation)) == 1
     rig.tell(rig.down())
     rig.open(2)
-    assert [type(event) for event in rig.heard if not hasattr(event, "kind")] == [Stalled, TransportDied, TransportRestarted]
+    assert [type(event) for event in rig.heard if not isinstance(event, Lifecycle)] == [Stalled, TransportDied, TransportRestarted]
     assert rig.of(TransportDied)[0].cause.startswith("nothing was heard for 60 s (model at work)")
     assert rig.asked(m.RunAttempt, 2)[0].attempt.probe
     rig.tell(rig.ended(2))
