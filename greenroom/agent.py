@@ -371,6 +371,7 @@ class Session:
             return known.ticket
         if known.ran:
             return self._ended_ticket(known.ticket.turn_id, request, known.core.cell.outcome)
+        known.core.replace()
         return self._prepare(request, key=key, turn_id=known.ticket.turn_id, nonce=known.nonce, **demands)
 
     def _take_up(self, found: RecoveredTicket) -> TurnTicket:

@@ -22,7 +22,7 @@ EVIDENCE = (AssistantText, Reasoning, ToolCall, ToolResult, SkillInvoked, UsageR
 """Only a provider that has the message says any of these."""
 
 _AWAITED = (r.TicketPrepared, r.TicketSent, r.TicketEnded)
-_NOT_RUN = (SessionStateError, StoreUnavailableError)
+NOT_RUN = (SessionStateError, StoreUnavailableError)
 
 
 @attrs.define(kw_only=True)
@@ -115,7 +115,7 @@ def _sent(command: c.Execute, after: State) -> r.TicketSent:
 def _failed(command: c.Fail, before: State) -> Iterator[r.Record]:
     """A ticket of which nothing was sent, and not for a fault of its own, has no outcome: it may be prepared again."""
     ticket = before.ticket
-    if ticket is None or not isinstance(command.error, _NOT_RUN) or ticket.attempt > 1:
+    if ticket is None or not isinstance(command.error, NOT_RUN) or ticket.attempt > 1:
         yield r.TicketEnded(turn_id=command.turn_id, outcome=command.error)
     elif not ticket.maybe_taken:
         yield _discarded(ticket)

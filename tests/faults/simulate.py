@@ -165,6 +165,7 @@ class Conversation:
 
 class Transport:
     profile = PROFILE
+    conversation = Conversation
 
     def __init__(self, world, name):
         self.world = world
@@ -179,7 +180,7 @@ class Transport:
             raise SessionResumeError(spec.resume_id, in_use=fate < 0.03)
         if fate < 0.10:
             raise CliExitError(("sim",), 1)
-        conversation = Conversation(self, spec, len(self.opened) + 1)
+        conversation = self.conversation(self, spec, len(self.opened) + 1)
         self.opened.append(conversation)
         return conversation
 
