@@ -550,15 +550,17 @@ class SessionActor(LoopActor):
         )
         self._receipt = command.receipt
         if self._ledger is None:
+            prepared.ticket.sent = True
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
-            self._gate.hold(lambda error: self._send(command, attempt, error), needs=self._recorded)
+            self._gate.hold(lambda error: self._send(command, prepared.ticket, attempt, error), needs=self._recorded)
             self._watch_gate()
 
-    def _send(self, command: c.Execute, attempt: Attempt, error: BaseException | None) -> None:
+    def _send(self, command: c.Execute, ticket: TicketCore, attempt: Attempt, error: BaseException | None) -> None:
         """The attempt is on record as sent: let it go. Or it is not, and then nothing of it is."""
         if error is None:
             if command.incarnation not in self._ending:
+                ticket.sent = True
                 self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
             return
         if self._over:

@@ -375,8 +375,8 @@ _HINTS = {
 
 
 def unavailable(what: str, error: BaseException) -> GreenroomError:
-    """Return the refusal of something that had to be recorded first; a value that cannot be recorded at all is refused as that."""
-    if isinstance(error, JournalError):
+    """Return the refusal of something that had to be recorded first; what is no failure of the store is refused as what it is."""
+    if isinstance(error, GreenroomError) and not isinstance(error, StoreFailedError):
         return error
     kind = error.kind if isinstance(error, StoreFailedError) else StoreFault.OTHER
     hint = _HINTS.get(kind, "see to the disk under the state directory") + "; then try again"

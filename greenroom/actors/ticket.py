@@ -156,11 +156,12 @@ class TicketState(enum.Enum):
 class TicketCore:
     """The shared half of a ticket."""
 
-    __slots__ = ("_lock", "_on_told", "cell", "recorded", "session_id", "sink", "state", "turn_id")
+    __slots__ = ("_lock", "_on_told", "cell", "recorded", "sent", "session_id", "sink", "state", "turn_id")
 
     def __init__(self, turn_id: str, session_id: str = "", on_told: Callable[[Turn | BaseException], None] | None = None) -> None:
         self._on_told = on_told
         self.recorded = False
+        self.sent = False  # whether an attempt has left; set by the session, before it does
         self.turn_id = turn_id
         self.session_id = session_id
         self.cell: Cell[Turn] = Cell()

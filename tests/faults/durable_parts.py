@@ -146,6 +146,7 @@ def post(caller, session, request, *, expect_conversation=None, pin=False, key=N
     """Do what `Session._prepare` does, without waiting for the answer."""
     turn_id = turn_id or session._ids.new_id("turn")
     core = TicketCore(turn_id, session.id, on_told=session._room._teller(turn_id))
+    core.sent = sent is not None
     reply = Cell()
     message = m.PrepareTurn(
         turn_id=turn_id,

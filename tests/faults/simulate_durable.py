@@ -15,7 +15,7 @@ random step, or in order. The same seed gives the same journal. What is checked,
 from __future__ import annotations
 
 import argparse
-import collections
+import functools
 import hashlib
 import logging
 import os
@@ -49,6 +49,20 @@ MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - 
 CODEC = STANDARD.extended([Flags])
 UNRUN = (SessionStateError, StoreUnavailableError, TurnCancelledError)
 """What ends a ticket without an outcome on record."""
+
+
+def told_to_the_world(method):
+    """Called by actors of ours, which would take a failure for one of their own."""
+
+    @functools.wraps(method)
+    def checked(self, *args):
+        try:
+            method(self, *args)
+        except Exception as error:
+            self.world.failures.append(error)
+            raise
+
+    return checked
 
 
 class Worker(simulate.Worker):
@@ -201,6 +215,7 @@ class Caller:
         message.reply_to.when_settled(lambda: self.answered(session, mine))
         mine.core.cell.when_settled(lambda: self.ended(session, mine))
 
+    @told_to_the_world
     def answered(self, session, mine):
         try:
             mine.message.reply_to.get()
@@ -223,6 +238,7 @@ class Caller:
         if isinstance(error, StoreUnavailableError):
             assert session._core.degraded is not None or self.world.troubled, "refused for a journal that is well"
 
+    @told_to_the_world
     def ended(self, session, mine):
         mine.endings += 1
         turn_id = mine.ticket.turn_id
@@ -429,6 +445,7 @@ class World:
         self.log = []
         self.steps = 0
         self.workers = []
+        self.failures = []
         self.sent = set()
         self.calm = False
         self.troubles = self.random.random() < 0.6
@@ -444,9 +461,17 @@ class World:
     def nonce(self):
         return uuid.UUID(int=self.random.getrandbits(128), version=4).hex
 
+    @property
+    def world(self):
+        return self
+
+    def fail(self, why):
+        self.failures.append(AssertionError(why))
+
     def note(self, text):
         self.log.append(f"{self.steps} {self.life.clock.monotonic():.1f} {text}")
 
+    @told_to_the_world
     def leaves(self, attempt):
         """Something of the attempt is about to be written to its provider."""
         row = self.life.on_record(attempt.turn_id)
@@ -526,6 +551,8 @@ class World:
 
     def step(self):
         """Let an actor, a job or a running turn go on; return whether anything could."""
+        if self.failures:
+            raise self.failures[0]
         self.steps += 1
         ready = [worker for worker in self.workers if worker.ready]
         if ready and self.random.random() < 0.3:
