@@ -140,6 +140,7 @@ class SessionActor(LoopActor):
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
+        self._unsettled: dict[str, TicketCore] = {}
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
@@ -390,8 +391,9 @@ class SessionActor(LoopActor):
         tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
         if ticket is None:
             return
-        # A store that fails never costs a finished result: `_stored` has reported it.
-        self._gate.hold(lambda _error: ending(ticket))
+        # A store that fails never costs a finished result: `_stored` has reported it, to this caller too.
+        self._unsettled[turn_id] = ticket
+        self._gate.hold(lambda _error: ending(self._unsettled.pop(turn_id, ticket)))
         self._watch_gate()
 
     def _forget(self, turn_id: str) -> None:
@@ -423,7 +425,7 @@ class SessionActor(LoopActor):
         if any(isinstance(event, TurnInterrupted) for event in events):
             self._interrupt_told = turn_id
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
-        ticket = self._tickets.get(turn_id) if turn_id is not None else None
+        ticket = self._tickets.get(turn_id, self._unsettled.get(turn_id)) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None
         if sink is not None or self._ledger is not None:
             clock = self.dispatcher.clock
@@ -766,7 +768,7 @@ class SessionActor(LoopActor):
         """Report what failed beside the work: it never replaces a result."""
         self._core.degraded = detail
         logger.error("session %s: %s", self._core.session_id, detail)
-        self._emit(0, None, (Lifecycle("degraded", detail),))
+        self._emit(0, next(reversed(self._unsettled), None), (Lifecycle("degraded", detail),))
 
     # --- the end
 
