@@ -259,7 +259,7 @@ class JournalActor(LoopActor):
         self.finish()
 
     def on_down(self, error: BaseException | None) -> None:
-        """Answer whoever waits for what was in hand, or behind it; that is owed now, so that none of the facts is missing among the others."""
+        """Answer whoever waits for what was in hand, or behind it: that is owed now, so that no fact is missing among the others."""
         failure = StoreFailedError(StoreFault.OTHER, f"its actor crashed: {error!r}", path=str(self._journal.path))
         group, self._group = self._group, []
         if error is not None:
@@ -268,7 +268,6 @@ class JournalActor(LoopActor):
             self._books.owed.extend(record for record in message.records if not isinstance(record, AgentEvents))
             if message.session is not None:
                 tell(message.session, m.Stored(sequence=message.sequence, error=failure))
-
 
     def _unheard(self) -> list[m.Record]:
         """Take what is to be written out of the inbox; the rest answers for itself."""
@@ -311,7 +310,7 @@ def _writable(value: Any, codec: Codec) -> bool:
 class Keeper:
     """What a room has of its journal: the actor on its thread, started again when it crashes. Any thread."""
 
-    def __init__(self, journal: Journal, *, loop: Dispatcher | None = None) -> None:
+    def __init__(self, journal: Journal, *, loop: LoopDispatcher | None = None) -> None:
         self.journal = journal
         self._loop = loop or LoopDispatcher(name="greenroom-journal", starter=False)
         self._books = Books()

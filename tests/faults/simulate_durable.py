@@ -15,8 +15,10 @@ random step, or in order. The same seed gives the same journal. What is checked,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import pathlib
@@ -155,7 +157,18 @@ class Caller:
         if self.session is None or self.session.closed:
             self.open()
             return
-        acts = (self.prepare, self.again, self.run, self.take, self.interrupt, self.cancel, self.steer, self.release, self.crash, self.close)
+        acts = (
+            self.prepare,
+            self.again,
+            self.run,
+            self.take,
+            self.interrupt,
+            self.cancel,
+            self.steer,
+            self.release,
+            self.crash,
+            self.close,
+        )
         self.world.random.choices(acts, (25, 8, 30, 15, 6, 3, 6, 3, 0.5, 1))[0]()
 
     def open(self):
@@ -280,10 +293,8 @@ class Caller:
         for mine in self.mine:
             if mine.granted and not mine.taken and mine.core.cell.settled:
                 mine.taken = True
-                try:
+                with contextlib.suppress(GreenroomError):
                     mine.ticket.wait(0)
-                except GreenroomError:
-                    pass
                 return
 
     def interrupt(self):
@@ -339,7 +350,7 @@ class Caller:
                     f"{self.name}: its {len(inputs)} inputs do not replay to what was live"
                 )
         batches = recovery.events(self.name).batches
-        assert all(one.last_sequence < two.first_sequence for one, two in zip(batches, batches[1:], strict=False))
+        assert all(one.last_sequence < two.first_sequence for one, two in itertools.pairwise(batches))
 
     def check_ticket(self, ticket, turn_id, work):
         assert ticket is not None, f"{turn_id} was given out and is lost"
