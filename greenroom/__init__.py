@@ -5,6 +5,7 @@ import logging
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
     CliCheckError,
@@ -31,6 +32,7 @@ from greenroom.errors import (
     TurnCancelledError,
     TurnFailedError,
     TurnTimeoutError,
+    UnknownSessionError,
     WaitTimeoutError,
     WorkingDirectoryError,
 )
@@ -38,14 +40,20 @@ from greenroom.events import (
     AgentEvent,
     ApprovalDenied,
     AssistantText,
+    EventsMissed,
     Lifecycle,
+    Notice,
     ProviderError,
     RateLimitStatus,
     RawOutput,
     Reasoning,
     RunFinished,
     RunStarted,
+    SessionConnecting,
+    SessionEnded,
     SessionEvent,
+    SessionFailed,
+    SessionReady,
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
@@ -53,13 +61,18 @@ from greenroom.events import (
     SteerConsumed,
     SteerDelivered,
     SteerRejected,
+    ThreadOpenRequested,
+    ThreadResumeFallback,
     ToolCall,
     ToolResult,
     TransportDied,
     TransportRestarted,
+    TurnCompleted,
     TurnInterrupted,
+    TurnStarted,
     UsageReport,
 )
+from greenroom.front import SentTurn
 from greenroom.ids import IdAllocator
 from greenroom.model import (
     ApprovalPolicy,
@@ -75,6 +88,8 @@ from greenroom.model import (
     ProviderProfile,
     ProviderUsage,
     RenewalBudget,
+    RuntimeMode,
+    SessionStatus,
     StateDirProblem,
     StdioMcpServer,
     StoreFault,
@@ -87,6 +102,7 @@ from greenroom.model import (
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
+from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
@@ -118,6 +134,8 @@ __all__ = [
     "Conversation",
     "ConversationSpec",
     "CostSource",
+    "EventStream",
+    "EventsMissed",
     "FailureKind",
     "Greenroom",
     "GreenroomError",
@@ -130,6 +148,7 @@ __all__ = [
     "NativeMode",
     "NativePermissions",
     "NoRunningTurnError",
+    "Notice",
     "OnDeath",
     "OutputSchema",
     "ProcessClosedError",
@@ -146,13 +165,22 @@ __all__ = [
     "RetryPolicy",
     "RunFinished",
     "RunStarted",
+    "RuntimeMode",
     "SchemaDialectError",
+    "SentTurn",
     "Session",
+    "SessionConnecting",
     "SessionCrashedError",
+    "SessionDirectory",
+    "SessionEnded",
     "SessionEvent",
+    "SessionFailed",
+    "SessionReady",
+    "SessionRecord",
     "SessionResumeError",
     "SessionStarted",
     "SessionStateError",
+    "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
     "StateDirError",
@@ -166,7 +194,10 @@ __all__ = [
     "StoreFailedError",
     "StoreFault",
     "StoreUnavailableError",
+    "Subscription",
     "SystemClock",
+    "ThreadOpenRequested",
+    "ThreadResumeFallback",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -177,13 +208,16 @@ __all__ = [
     "TransportRestarted",
     "Turn",
     "TurnCancelledError",
+    "TurnCompleted",
     "TurnFailedError",
     "TurnInterrupted",
     "TurnRequest",
     "TurnResult",
+    "TurnStarted",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
+    "UnknownSessionError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",

@@ -11,8 +11,7 @@ import os
 import queue
 import random
 import threading
-import weakref
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,7 +33,7 @@ from greenroom.errors import (
     WaitTimeoutError,
     WorkingDirectoryError,
 )
-from greenroom.events import AgentEvent, EventCallback, EventHandler, SessionEvent
+from greenroom.events import AgentEvent, EventCallback, EventHandler, Notice
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
@@ -44,6 +43,7 @@ from greenroom.model import (
     ConversationSpec,
     NativePermissions,
     ProviderUsage,
+    RenewalBudget,
     StdioMcpServer,
     TransportKind,
     Turn,
@@ -53,6 +53,7 @@ from greenroom.policy.commands import How
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.session import Settings
+from greenroom.streams import TurnStream, waker
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
 
@@ -137,6 +138,7 @@ class Agent:
         resume_id: str | None = None,
         previous_usage: ProviderUsage | None = None,
         session_id: str | None = None,
+        renewal: RenewalBudget | None = UNSET,
         skill_scope: str = "ALL",
         mcp_scope: str = "ALL",
         config_scope: str = "ALL",
@@ -144,7 +146,8 @@ class Agent:
         """Begin a session in the directory `cwd`; no process is started yet. `idle_release_after` is in seconds.
 
         `session_id` names it; in a room with a `state_dir` a session of that name that is on record goes on: in its conversation, with
-        its turns. Without a name it gets a random one.
+        its turns. Without a name it gets a random one. `renewal` says when a conversation is retired (None: never); by default the
+        provider's profile does.
 
         Blocks for the check of the provider's binary (once for each binary) and for `checkpoints.load`. Raises CliNotFoundError,
         CliCheckError, ProviderCapabilityError, WorkingDirectoryError; SessionStateError when another session of this process holds the
@@ -179,6 +182,8 @@ class Agent:
                 raise TypeError(f"checkpoints.load must return a Checkpoint or None, got {checkpoint!r}")
         ids, clock = self._ids or room.ids, self._clock or room.clock
         settings = self._settings(clock, idle_release_after, checkpointing=checkpoints is not None)
+        if renewal is not UNSET:
+            settings = attrs.evolve(settings, renewal=renewal)
         found = None if session_id is None else room._find_session(session_id)
         if found is not None:
             self._check_same(found, spec, resume_id)
@@ -198,6 +203,8 @@ class Agent:
             past=found.past if found is not None else None,
             log=self._log or room.log,
         )
+        if found is not None:
+            core.created_at_s = found.opened.at_s
         if found is not None and found.spent is not None:
             core.spent, core.booked = found.spent.usage, found.spent.booked
         return Session(core, room, clock=clock, ids=ids)
@@ -271,6 +278,7 @@ class Session:
         self._clock = clock
         self._ids = ids
         self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
         self._current: TicketCore | None = None
         self._closed = False
         self._key_lock = threading.Lock()
@@ -506,7 +514,8 @@ class Session:
             if batch is _PATIENCE_OVER:
                 raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
             for event in batch.events:
-                callback(event)
+                if not isinstance(event, Notice):
+                    callback(event)
             sink.consumed(len(batch.events))
 
     async def arun(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None) -> Turn:
@@ -516,7 +525,8 @@ class Session:
             if on_event is not None:
                 callback = _as_callback(on_event)
                 async for event in stream:
-                    callback(event.event)
+                    if not isinstance(event.event, Notice):
+                        callback(event.event)
             return await stream.turn()
         finally:
             stream.detach()
@@ -596,7 +606,7 @@ class Session:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._begin_close()
-        self._core.closed.when_settled(_waker(loop, done))
+        self._core.closed.when_settled(waker(loop, done))
         await done
 
     def _begin_close(self) -> None:
@@ -626,8 +636,17 @@ class Session:
         if self._closed:
             raise SessionStateError("the session is closed")
 
-    def _start(self, ticket: TurnTicket, sink: Sink | None) -> None:
-        """Mark the ticket begun, then post Run: an interrupt from now on means this turn."""
+    def _connect(self) -> Cell[None]:
+        """Have the process started before there is a turn; the cell is settled once it is ready, or will not be."""
+        transport, flags, reply = self._core.transport, NO_FLAGS, Cell[None]()
+        if isinstance(transport, StreamTransport):
+            flags = transport.flags(self._core.spec, TurnRequest(""))
+        self._core.connecting = reply
+        tell(self._ref, m.Connect(flags=flags, reply_to=reply))
+        return reply
+
+    def _start(self, ticket: TurnTicket, sink: Sink | None, begun: Cell[None] | None = None) -> None:
+        """Mark the ticket begun, then post Run: an interrupt from now on means this turn. `begun`: settled once the view says so."""
         self._check_ticket(ticket)
         core = ticket._core
         if core.recorded:
@@ -636,7 +655,7 @@ class Session:
         with self._lock:
             core.begin(sink)
             self._current = core
-        tell(self._ref, m.Run(turn_id=core.turn_id, ticket=core))
+        tell(self._ref, m.Run(turn_id=core.turn_id, ticket=core, begun=begun))
 
     def _check_ticket(self, ticket: TurnTicket) -> None:
         # Not whether the session is closed: that has settled the ticket, and its own error says more than ours.
@@ -661,112 +680,6 @@ class Session:
 
 
 _PATIENCE_OVER: Any = object()
-
-
-class _Mailbox:
-    """Batches on their way into an event loop; known to the sink instead of the stream, so that an abandoned stream can be collected."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._lock = threading.Lock()
-        self.batches: list[Batch | None] = []
-        self.arrived = asyncio.Event()
-
-    def __call__(self, batch: Batch | None) -> None:
-        with self._lock:
-            first = not self.batches
-            self.batches.append(batch)
-        if first:
-            _call_soon(self._loop, self.arrived.set)
-
-    def take(self) -> list[Batch | None]:
-        with self._lock:
-            taken, self.batches = self.batches, []
-            self.arrived.clear()
-        return taken
-
-
-class TurnStream(AsyncIterator[SessionEvent]):
-    """The events of one turn, in the event loop in which it was made. An abandoned stream detaches; the turn goes on."""
-
-    def __init__(self, session: Session, ticket: TurnTicket, *, silent: bool = False) -> None:
-        self._session = session
-        self._ticket = ticket
-        self._loop = asyncio.get_running_loop()
-        self._mailbox = _Mailbox(self._loop)
-        self._buffer: list[SessionEvent] = []
-        self._ended = False
-        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id), self._loop.is_closed)
-        session._start(ticket, self._sink)
-        self._finalizer = weakref.finalize(self, _abandon, self._sink, session._core, ticket.turn_id)
-        self._finalizer.atexit = False
-
-    def __aiter__(self) -> TurnStream:
-        return self
-
-    async def __anext__(self) -> SessionEvent:
-        while not self._buffer:
-            if self._ended:
-                await self.turn()
-                raise StopAsyncIteration
-            await self._fill()
-        return self._buffer.pop()
-
-    async def _fill(self) -> None:
-        await self._mailbox.arrived.wait()
-        batches = self._mailbox.take()
-        events: list[SessionEvent] = []
-        for batch in batches:
-            if batch is None:
-                self._ended = True
-            else:
-                events.extend(batch.envelopes())
-        if self._sink is not None:
-            self._sink.consumed(len(events))
-        self._buffer = events[::-1]
-
-    async def turn(self) -> Turn:
-        """Wait for the outcome and return it, or raise its error. Events that were not taken are dropped."""
-        if not self._ended:
-            self.detach()
-        done: asyncio.Future[None] = self._loop.create_future()
-        core = self._ticket._core
-        core.cell.when_settled(_waker(self._loop, done))
-        await done
-        return core.outcome()
-
-    def detach(self) -> None:
-        """Listen no more; the turn goes on. Idempotent."""
-        self._finalizer()
-
-    async def aclose(self) -> None:
-        """The same as `detach`."""
-        self.detach()
-
-
-def _abandon(sink: Sink | None, core: SessionCore, turn_id: str) -> None:
-    if sink is not None and not sink.detached:
-        sink.detach()
-        tell(core.ref, m.Detach(turn_id=turn_id))
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> bool:
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:  # the loop was closed: nobody listens there any more
-        return False
-    return True
-
-
-def _waker(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> Callable[[], None]:
-    def finish() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    def wake() -> None:
-        _call_soon(loop, finish)
-
-    return wake
 
 
 def _as_callback(handler: EventCallback | EventHandler) -> EventCallback:

@@ -19,6 +19,7 @@ from greenroom.errors import SessionStateError
 from greenroom.events import (
     AgentEvent,
     ApprovalDenied,
+    Notice,
     SessionEvent,
     SteerConsumed,
     SteerDelivered,
@@ -31,7 +32,7 @@ from greenroom.model import Turn
 HIGH_WATER = 512
 LOW_WATER = 128
 LIFTED_BOUND = 20_000
-KEPT_ALWAYS = (SteerDelivered, SteerConsumed, SteerRejected, ApprovalDenied, TurnInterrupted, UsageReport)
+KEPT_ALWAYS = (Notice, SteerDelivered, SteerConsumed, SteerRejected, ApprovalDenied, TurnInterrupted, UsageReport)
 
 
 @attrs.frozen(kw_only=True)

@@ -47,7 +47,10 @@ _RETENTION = (
         (SELECT min(first_sequence) - 1 FROM agent_events WHERE agent_events.session = session.seq), 0)""",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION)
+# A session that was stopped is not listed, and not begun again.
+_DIRECTORY = ("ALTER TABLE session ADD COLUMN removed INTEGER NOT NULL DEFAULT 0",)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _DIRECTORY)
 """Step number n makes version n out of version n - 1."""
 
 CORE_TABLES = ("session", "ticket", "request", "outcome", "checkpoint", "process", "spent")
