@@ -10,7 +10,7 @@ import pytest
 from tests.faults.simulate_durable import simulate_durable
 
 ROOT = pathlib.Path(__file__).parents[2]
-SEEDS, BLOCK = 120, 20
+SEEDS, BLOCK = 100, 10
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, BLOCK))
