@@ -414,6 +414,9 @@ class Session:
             return known.ticket
         if known.ran:
             return self._ended_ticket(known.ticket.turn_id, request, known.core.cell.outcome)
+        known.core.replace()
+        if known.core.sent and (found := self._room._consult("find_key", self.id, key)) is not None:
+            return self._take_up(found)
         return self._prepare(request, key=key, turn_id=known.ticket.turn_id, nonce=known.nonce, **demands)
 
     def _take_up(self, found: RecoveredTicket) -> TurnTicket:
@@ -473,6 +476,7 @@ class Session:
         request_hash = STANDARD.fingerprint(request) if key is not None or self._room.durable else ""
         turn_id = turn_id or self._ids.new_id("turn")
         core = TicketCore(turn_id, self.id, on_told=self._room._teller(turn_id))
+        core.sent = sent is not None
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=turn_id,

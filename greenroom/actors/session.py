@@ -163,6 +163,7 @@ class SessionActor(LoopActor):
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
+        self._unsettled: dict[str, TicketCore] = {}
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
@@ -477,8 +478,9 @@ class SessionActor(LoopActor):
         tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
         if ticket is None:
             return
-        # A store that fails never costs a finished result: `_stored` has reported it.
-        self._gate.hold(lambda _error: ending(ticket))
+        # A store that fails never costs a finished result: `_stored` has reported it, to this caller too.
+        self._unsettled[turn_id] = ticket
+        self._gate.hold(lambda _error: ending(self._unsettled.pop(turn_id, ticket)))
         self._watch_gate()
 
     def _forget(self, turn_id: str) -> None:
@@ -538,7 +540,7 @@ class SessionActor(LoopActor):
 
     def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...], now_s: float) -> None:
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
-        ticket = self._tickets.get(turn_id) if turn_id is not None else None
+        ticket = self._tickets.get(turn_id, self._unsettled.get(turn_id)) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None
         if sink is not None or self._ledger is not None or self._core.publish is not None:
             clock = self.dispatcher.clock
@@ -668,15 +670,17 @@ class SessionActor(LoopActor):
         self._receipt = command.receipt
         self._stall_watch.begin(self._state.settings.stall)
         if self._ledger is None:
+            prepared.ticket.sent = True
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
-            self._gate.hold(lambda error: self._send(command, attempt, error), needs=self._recorded)
+            self._gate.hold(lambda error: self._send(command, prepared.ticket, attempt, error), needs=self._recorded)
             self._watch_gate()
 
-    def _send(self, command: c.Execute, attempt: Attempt, error: BaseException | None) -> None:
+    def _send(self, command: c.Execute, ticket: TicketCore, attempt: Attempt, error: BaseException | None) -> None:
         """The attempt is on record as sent: let it go. Or it is not, and then nothing of it is."""
         if error is None:
             if command.incarnation not in self._ending:
+                ticket.sent = True
                 self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
             return
         if self._over:
@@ -890,7 +894,7 @@ class SessionActor(LoopActor):
         """Report what failed beside the work: it never replaces a result."""
         self._core.degraded = detail
         logger.error("session %s: %s", self._core.session_id, detail)
-        self._emit(0, None, (Lifecycle("degraded", detail),))
+        self._emit(0, next(reversed(self._unsettled), None), (Lifecycle("degraded", detail),))
 
     # --- the end
 
