@@ -2,9 +2,13 @@
 
 import logging
 
+from greenroom import _loading
+
+# isort: split
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AttachmentError,
@@ -21,6 +25,7 @@ from greenroom.errors import (
     NoRunningTurnError,
     ProcessClosedError,
     ProviderCapabilityError,
+    QueryFailedError,
     ReapError,
     SchemaDialectError,
     SessionCrashedError,
@@ -38,6 +43,7 @@ from greenroom.errors import (
     WorkingDirectoryError,
 )
 from greenroom.events import (
+    AccountInUse,
     AgentEvent,
     ApprovalDenied,
     AssistantText,
@@ -59,6 +65,7 @@ from greenroom.events import (
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
+    Stalled,
     Stderr,
     SteerConsumed,
     SteerDelivered,
@@ -75,7 +82,10 @@ from greenroom.events import (
     UsageReport,
 )
 from greenroom.front import SentTurn
+from greenroom.history import Account, AccountKind, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.ids import IdAllocator
+from greenroom.journal import Retention
+from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -104,11 +114,22 @@ from greenroom.model import (
     TurnRequest,
     TurnResult,
 )
+from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.room import Greenroom
+from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import EventStream, Subscription
-from greenroom.transports.base import Conversation, SteerableConversation, Transport
+from greenroom.transports.base import (
+    AccountTransport,
+    Conversation,
+    ForkTransport,
+    HistoryTransport,
+    RollbackTransport,
+    SteerableConversation,
+    Transport,
+)
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 from greenroom.transports.codex.transport import CodexAppServerTransport
@@ -117,8 +138,13 @@ __version__ = "0.1.0"
 
 # A library is silent until its user configures logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+_loading.done()
 
 __all__ = [
+    "Account",
+    "AccountInUse",
+    "AccountKind",
+    "AccountTransport",
     "Agent",
     "AgentEvent",
     "ApprovalDenied",
@@ -134,6 +160,7 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "ClosingOnSignals",
     "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
@@ -143,15 +170,20 @@ __all__ = [
     "EventStream",
     "EventsMissed",
     "FailureKind",
+    "ForkTransport",
     "Greenroom",
     "GreenroomError",
+    "HistoryTransport",
     "HostAuthUnplannableError",
     "IdAllocator",
     "ImageAttachment",
     "InMemoryCheckpointStore",
     "InteractionMode",
+    "ItemKind",
     "JournalError",
     "Lifecycle",
+    "Liveness",
+    "LivenessReason",
     "McpConfigError",
     "NativeMode",
     "NativePermissions",
@@ -165,15 +197,19 @@ __all__ = [
     "ProviderError",
     "ProviderProfile",
     "ProviderUsage",
+    "QueryFailedError",
     "RateLimitStatus",
     "RawOutput",
     "ReapError",
     "Reasoning",
     "RenewalBudget",
     "RestartPolicy",
+    "Retention",
     "RetryPolicy",
+    "RollbackTransport",
     "RunFinished",
     "RunStarted",
+    "RunningTool",
     "RuntimeMode",
     "SchemaDialectError",
     "SentTurn",
@@ -192,6 +228,9 @@ __all__ = [
     "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
+    "StallAction",
+    "StallPolicy",
+    "Stalled",
     "StateDirError",
     "StateDirProblem",
     "Stderr",
@@ -206,8 +245,11 @@ __all__ = [
     "Subscription",
     "SystemClock",
     "TextAttachment",
+    "Thread",
+    "ThreadItem",
     "ThreadOpenRequested",
     "ThreadResumeFallback",
+    "ThreadTurn",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -224,6 +266,7 @@ __all__ = [
     "TurnRequest",
     "TurnResult",
     "TurnStarted",
+    "TurnStatus",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
@@ -231,4 +274,6 @@ __all__ = [
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
+    "account",
+    "default_state_dir",
 ]

@@ -402,6 +402,7 @@ class ProviderProfile:
 
     `attachments`, `turn_model`, `plan_mode`: what a `TurnRequest` may ask for beside its prompt. `auth_env_vars`: variables that the
     provider takes a credential from by itself, without any configuration that names them.
+    `supports_history`, `supports_rollback`, `supports_fork`: its transport has `read_thread`, `rollback`, `fork`.
     `program` says in words what is started ("codex app-server"); empty: the name.
     """
 
@@ -419,6 +420,9 @@ class ProviderProfile:
     plan_mode: bool = False
     chooses_ids: bool = False
     retries_in_place: bool = False
+    supports_history: bool = False
+    supports_rollback: bool = False
+    supports_fork: bool = False
     renewal: RenewalBudget | None = None
     auth_env_vars: tuple[str, ...] = ()
     state_root_env: str | None = None

@@ -143,6 +143,34 @@ def test_claude_that_starts_with_other_permissions_is_refused_at_every_start(sta
     assert len(stage.server.requests) == 2
 
 
+def test_a_restart_in_mid_turn_that_brings_other_permissions_ends_the_turn(stage: Stage) -> None:
+    transport = Lenient(binary=stage.binary, env=stage.env)
+    transport.starts_in = "bypassPermissions"
+    with stage.session(agent=stage.agent(transport=transport)) as session:
+        running = stage.begin(session, "BASH touch begun; timeout 60 tail -f /dev/null\nSAY after")
+        until((stage.cwd / "begun").exists, "the command")
+        transport.starts_in = "acceptEdits"
+        stage.kill()
+        assert isinstance(running.ended().error, ProviderCapabilityError)
+        assert len(running.saw(PermissionsDiffer)) == 1
+    assert len(stage.server.requests) == 1
+
+
+def test_a_fresh_conversation_in_place_of_a_lost_one_gets_no_other_permissions(stage: Stage) -> None:
+    transport = Lenient(binary=stage.binary, env=stage.env)
+    transport.starts_in = "bypassPermissions"
+    with stage.session(agent=stage.agent(transport=transport)) as session:
+        stage.run(session, "SAY one")
+        session.release()
+        for transcript in stage.home.rglob("*.jsonl"):
+            transcript.unlink()
+        transport.starts_in = "default"
+        running = stage.begin(session, "SAY two").ended()
+        assert isinstance(running.error, ProviderCapabilityError)
+        assert running.saw(PermissionsDiffer)
+    assert len(stage.server.requests) == 1
+
+
 WIDE = """
 [sandbox_workspace_write]
 network_access = true

@@ -31,6 +31,7 @@ from greenroom.model import (
 from greenroom.policy.commands import How
 from greenroom.policy.events import Named
 from greenroom.policy.restart import RestartPolicy
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.policy.state import Settings
 
 NONCE = "00000000-0000-4000-8000-000000000001"
@@ -108,6 +109,9 @@ _PLAIN = {
     abc.Hashable: HASHABLE,
     ImageAttachment: st.builds(ImageAttachment, data=st.binary(), media_type=st.none() | TEXT) | st.builds(ImageAttachment, path=PATHS),
     TextAttachment: st.builds(TextAttachment, text=TEXT, name=TEXT.map("n".__add__)) | st.builds(TextAttachment, path=PATHS, name=TEXT),
+    StallPolicy: st.builds(
+        StallPolicy, after_s=st.floats(1, 9), action=st.sampled_from(StallAction), tool_after_s=st.none() | st.floats(1, 9)
+    ),
     RestartPolicy: st.builds(RestartPolicy, max_restarts=st.integers(0, 9), delays=st.lists(st.floats(0, 9), max_size=3)),
 }
 
