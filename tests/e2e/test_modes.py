@@ -76,6 +76,16 @@ def test_the_model_of_a_turn_outlives_its_process_and_not_the_turn(each: Stage) 
     assert last == home
 
 
+def test_a_fork_behind_a_turn_with_its_own_model_has_the_sessions(each: Stage) -> None:
+    with each.session() as session:
+        each.run(session, "SAY home")
+        each.run(session, "SAY other", model=OTHER[each.provider], prepare={"pin": True})
+        with session.fork() as fork:
+            each.run(fork, "SAY forked")
+    home, other, forked = models(each)
+    assert forked == home != other
+
+
 def test_a_plan_turn_is_told_to_plan_and_the_next_one_is_not(each: Stage) -> None:
     with each.session() as session:
         each.run(session, "SAY one")
