@@ -255,6 +255,6 @@ __all__ = [
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
-    "default_state_dir",
     "account",
+    "default_state_dir",
 ]

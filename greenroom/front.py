@@ -20,8 +20,10 @@ from greenroom.actors.cell import Cell
 from greenroom.actors.runtime import tell
 from greenroom.actors.ticket import TicketState
 from greenroom.agent import Agent, Session, TurnTicket
+from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
+from greenroom.history import Account, Thread
 from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, RuntimeMode, Turn, TurnRequest
 from greenroom.streams import waker
 from greenroom.transports.base import Transport
@@ -262,20 +264,20 @@ class ById:
 
     # --- the conversation, and who pays
 
-    def read_thread(self, thread_id: str) -> Any:
+    def read_thread(self, thread_id: str) -> Thread:
         """Return the session's conversation: its turns with their items. Blocks; starts no turn.
 
         Raises UnknownSessionError, ProviderCapabilityError, and what `Session.read_thread` raises.
         """
-        return _able(self.session(thread_id), "read_thread")()
+        return self.session(thread_id).read_thread()
 
-    async def aread_thread(self, thread_id: str) -> Any:
+    async def aread_thread(self, thread_id: str) -> Thread:
         """The same as `read_thread`, in an event loop."""
         return await asyncio.to_thread(self.read_thread, thread_id)
 
     def rollback_thread(self, thread_id: str, num_turns: int) -> None:
         """Go back by so many turns. Blocks. Raises UnknownSessionError, ProviderCapabilityError, and what `Session.rollback` raises."""
-        _able(self.session(thread_id), "rollback")(num_turns)
+        self.session(thread_id).rollback(num_turns)
 
     async def arollback_thread(self, thread_id: str, num_turns: int) -> None:
         """The same as `rollback_thread`, in an event loop."""
@@ -288,7 +290,7 @@ class ById:
         """
         _check_id(new_thread_id)
         self._check_startable(new_thread_id)
-        forked = _able(self.session(thread_id), "fork")(new_thread_id, renewal=None)
+        forked = self.session(thread_id).fork(new_thread_id, renewal=None)
         forked._connect().wait(None, forked._clock)
         return record_of(forked._core)
 
@@ -296,24 +298,14 @@ class ById:
         """The same as `fork_thread`, in an event loop."""
         return await asyncio.to_thread(self.fork_thread, thread_id, new_thread_id)
 
-    def account(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Any:
+    def account(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Account:
         """Return which account the provider's processes use, as it says. Blocks; calls no model. Raises ProviderCapabilityError."""
         self._check()
-        permissions, approvals = PERMISSIONS[RuntimeMode.FULL_ACCESS]
-        transport = _transport(provider, provider_options or {})
-        return _able(Agent(transport, permissions=permissions, approvals=approvals, room=self._as_room()), "account")()
+        return account(_transport(provider, provider_options or {}))
 
-    async def aaccount(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Any:
+    async def aaccount(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Account:
         """The same as `account`, in an event loop."""
         return await asyncio.to_thread(self.account, provider, provider_options=provider_options)
-
-
-def _able(of: Session | Agent, name: str) -> Any:
-    """Return the method, if this version has it."""
-    method = getattr(of, name, None)
-    if method is None:
-        raise ProviderCapabilityError(f"{name} is not supported by this version")
-    return method
 
 
 def _check_id(thread_id: object) -> None:
