@@ -63,6 +63,7 @@ from greenroom.events import (
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
+    Stalled,
     Stderr,
     SteerConsumed,
     SteerDelivered,
@@ -82,6 +83,7 @@ from greenroom.front import SentTurn
 from greenroom.history import Account, AccountKind, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.ids import IdAllocator
 from greenroom.journal import Retention
+from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -110,6 +112,7 @@ from greenroom.model import (
 from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.room import Greenroom
 from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import EventStream, Subscription
@@ -171,6 +174,8 @@ __all__ = [
     "ItemKind",
     "JournalError",
     "Lifecycle",
+    "Liveness",
+    "LivenessReason",
     "McpConfigError",
     "NativeMode",
     "NativePermissions",
@@ -195,6 +200,7 @@ __all__ = [
     "RollbackTransport",
     "RunFinished",
     "RunStarted",
+    "RunningTool",
     "RuntimeMode",
     "SchemaDialectError",
     "SentTurn",
@@ -213,6 +219,9 @@ __all__ = [
     "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
+    "StallAction",
+    "StallPolicy",
+    "Stalled",
     "StateDirError",
     "StateDirProblem",
     "Stderr",

@@ -40,6 +40,7 @@ from greenroom.history import Account, Thread
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
+from greenroom.liveness import Liveness, Pulse
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -56,6 +57,7 @@ from greenroom.policy.commands import How
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.session import Settings
+from greenroom.policy.stall import StallPolicy
 from greenroom.streams import TurnStream, waker
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
@@ -78,8 +80,10 @@ class Agent:
 
     `provider` is a name ("claude") or a ready transport. `permissions` and `approvals` have no default: the caller decides.
     `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `event_handlers` are
-    called on the observer's thread with the events of every session. Any thread. Raises ProviderCapabilityError for an unknown
-    provider, and for options that the transport already has.
+    called on the observer's thread with the events of every session. `stall` says when a running turn has been silent for too long, and
+    what is done then (by default it is told, after a quarter of an hour); None: nothing is. Any thread.
+
+    Raises ProviderCapabilityError for an unknown provider, and for options that the transport already has.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Agent:
         ids: IdAllocator | None = None,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        stall: StallPolicy | None = StallPolicy(),  # noqa: B008 - frozen
         event_handlers: tuple[EventCallback | EventHandler, ...] = (),
         log: logging.Logger | None = None,
         check_timeout: float = 15.0,
@@ -113,6 +118,7 @@ class Agent:
         self._ids = ids
         self._retry = retry
         self._restart = restart
+        self._stall = stall
         self._handlers = tuple(_as_callback(handler) for handler in event_handlers)
         self._log = log
         self.permissions = permissions
@@ -204,6 +210,8 @@ class Agent:
             handlers=self._handlers,
             ledger=found.ledger if found is not None else (Ledger(session_id=session_id) if room.durable else None),
             past=found.past if found is not None else None,
+            pulse=Pulse(heard_s=clock.monotonic()),
+            monotonic=clock.monotonic,
             log=self._log or room.log,
         )
         if found is not None:
@@ -249,6 +257,7 @@ class Agent:
             # A test's clock wants the delays as they are written.
             retry_delays=self._retry.delays_data(random.Random() if isinstance(clock, SystemClock) else None),  # noqa: S311 - jitter
             restart=self._restart,
+            stall=self._stall,
             renewal=profile.renewal,
             idle_release_after_s=idle_release_after_s,
             checkpointing=checkpointing,
@@ -345,6 +354,11 @@ class Session:
         return self._core.view.phase.value
 
     @property
+    def liveness(self) -> Liveness:
+        """Why it is quiet, and for how long: the model or a tool is at work, or what it waits for. Never waits itself."""
+        return self._core.liveness
+
+    @property
     def spent(self) -> ProviderUsage | None:
         """What its tickets have consumed in all; None before the first ended."""
         return self._core.spent
@@ -400,6 +414,9 @@ class Session:
             return known.ticket
         if known.ran:
             return self._ended_ticket(known.ticket.turn_id, request, known.core.cell.outcome)
+        known.core.replace()
+        if known.core.sent and (found := self._room._consult("find_key", self.id, key)) is not None:
+            return self._take_up(found)
         return self._prepare(request, key=key, turn_id=known.ticket.turn_id, nonce=known.nonce, **demands)
 
     def _take_up(self, found: RecoveredTicket) -> TurnTicket:
@@ -459,6 +476,7 @@ class Session:
         request_hash = STANDARD.fingerprint(request) if key is not None or self._room.durable else ""
         turn_id = turn_id or self._ids.new_id("turn")
         core = TicketCore(turn_id, self.id, on_told=self._room._teller(turn_id))
+        core.sent = sent is not None
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=turn_id,

@@ -110,10 +110,17 @@ class UsageReport(AgentEvent):
 
 @attrs.frozen
 class Lifecycle(AgentEvent):
-    """A change that fits no other event: a wait and its reason, a compaction, a provider's own retry."""
+    """A change that fits no other event: a wait and its reason, a compaction, a provider's own retry.
+
+    Where the provider says so: `about`, in its own word, `ongoing`: it begins something that goes on (True) or tells its end (False),
+    `delay_s`: it goes on by itself after so many seconds.
+    """
 
     kind: str
     detail: str = ""
+    about: str = attrs.field(default="", kw_only=True)
+    ongoing: bool | None = attrs.field(default=None, kw_only=True)
+    delay_s: float | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen
@@ -297,6 +304,15 @@ class EventsMissed(AgentEvent):
     count: int
     first_sequence: int
     last_sequence: int
+
+
+@attrs.frozen
+class Stalled(AgentEvent):
+    """Nothing was heard of the running turn for `quiet_s` seconds. `reason`: what it was at; `action`: what is done about it."""
+
+    reason: str
+    quiet_s: float
+    action: str = "report"
 
 
 @attrs.frozen

@@ -276,6 +276,13 @@ class TurnEvent(Message):
 
 
 @attrs.frozen(kw_only=True)
+class Listened(Message):
+    """What the process had said when it was asked (Listen) has been told before this."""
+
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
 class TurnEnded(Message):
     """The attempt ended: with a result or with an error."""
 
@@ -367,6 +374,11 @@ class InterruptTurn(Message):
 
 
 @attrs.frozen(kw_only=True)
+class Listen(Message):
+    """Read what the process has said, and answer Listened behind it. Without an answer it has ended, or is not to be read now."""
+
+
+@attrs.frozen(kw_only=True)
 class HoldReading(Message):
     """The caller is slow: read no more of standard output until told."""
 
@@ -376,10 +388,11 @@ class HoldReading(Message):
 
 @attrs.frozen(kw_only=True)
 class EndConversation(Message):
-    """End the process, by the ladder or at once."""
+    """End the process, by the ladder or at once. `hung`: it is killed in a turn, which is to be taken up by the next one."""
 
     kill: bool
     reason: str
+    hung: bool = False
     control = True
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -28,12 +29,14 @@ from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
 from greenroom.actors.rewind import Rollbacks
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
+from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
-from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
 from greenroom.journal import records as r
+from greenroom.liveness import Liveness, Pulse
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, SessionStatus, StoreFault
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
@@ -63,7 +66,10 @@ class Past:
 
 @attrs.define(kw_only=True, eq=False)
 class SessionCore:
-    """What a session's handle and its actor share. The actor alone writes `view`, `spent` and `degraded`; reading is safe on any thread."""
+    """What a session's handle and its actor share. The actor alone writes `view`, `pulse`, `spent` and `degraded`.
+
+    Reading is safe on any thread.
+    """
 
     session_id: str
     transport: Any
@@ -92,6 +98,8 @@ class SessionCore:
     booked: ProviderUsage | None = None
     degraded: str | None = None
     rewinding: set[str] = attrs.field(factory=set)
+    pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
+    monotonic: Callable[[], float] = time.monotonic
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -105,8 +113,14 @@ class SessionCore:
         """The state in which the session begins: nothing has happened, or all that did before the host died."""
         return self.past.state if self.past is not None else initial(self.settings)
 
+    @property
+    def liveness(self) -> Liveness:
+        """Why the session is quiet, and for how long, as of now."""
+        return self.pulse.read(self.monotonic(), self.settings.stall)
+
     def give_up(self, left: Left) -> None:
         """Nobody goes on with the session after a crash: answer everybody."""
+        self.pulse.ends()
         self.view = attrs.evolve(self.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
         left.give_up()
 
@@ -149,6 +163,7 @@ class SessionActor(LoopActor):
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
+        self._unsettled: dict[str, TicketCore] = {}
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
@@ -170,6 +185,7 @@ class SessionActor(LoopActor):
         self._recorded = 0
         self._draining = False
         self._displaced = Displaced()
+        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -191,6 +207,8 @@ class SessionActor(LoopActor):
         self._receipt = receipt(ticket.nonce, ticket.attempt) if ticket is not None and ticket.attempt > 0 else None
         self._core.view = public_snapshot(self._state)
         now_s = self._now_s()
+        self._core.pulse.holds(now_s, hold=False)
+        self._core.pulse.stepped(self._state, now_s)
         if self._state.waiting is not None and heritage.wait is not None:
             self._wait(attrs.evolve(heritage.wait, delay_s=max(0.0, heritage.wait_ends_s - now_s)))
         if ticket is not None and ticket.deadline_s is not None and self._state.phase is not Phase.RUNNING:
@@ -226,7 +244,10 @@ class SessionActor(LoopActor):
             case m.CancelTurn():
                 self._forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
+            case m.Listened():
+                self._listened(message)
             case m.StartWaits():
+                self._core.pulse.needs_slot(now_s, needs=True)
                 self._emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
             case m.Admitted():
                 self._admitted(message)
@@ -291,6 +312,7 @@ class SessionActor(LoopActor):
             event, before = self._inputs.popleft(), self._state
             self._state, commands = step(before, event)
             self._publish_view()
+            self._core.pulse.stepped(self._state, event.now_s)
             if self._ledger is not None:
                 self._record(*self._ledger.snapshot(before))
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
@@ -347,6 +369,8 @@ class SessionActor(LoopActor):
                 self._emit(command.incarnation, command.turn_id, (TransportDied(command.cause),))
             case c.ReportRestart():
                 self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
+            case c.ReportStall():
+                self._emit(command.incarnation, command.turn_id, (Stalled(command.reason, command.quiet_s, command.action.value),))
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
                 self._record_spend()
@@ -454,8 +478,9 @@ class SessionActor(LoopActor):
         tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
         if ticket is None:
             return
-        # A store that fails never costs a finished result: `_stored` has reported it.
-        self._gate.hold(lambda _error: ending(ticket))
+        # A store that fails never costs a finished result: `_stored` has reported it, to this caller too.
+        self._unsettled[turn_id] = ticket
+        self._gate.hold(lambda _error: ending(self._unsettled.pop(turn_id, ticket)))
         self._watch_gate()
 
     def _forget(self, turn_id: str) -> None:
@@ -496,24 +521,26 @@ class SessionActor(LoopActor):
 
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller, to subscribers and to the observers."""
+        now_s = self._now_s()
+        self._core.pulse.heard(incarnation, events, now_s)
         turn_id = turn_id or self._core.view.turn_id
         for event in events:
             if type(event) is ToolCall:
                 self._calls.append(event)
             elif type(event) is TurnInterrupted:
                 self._interrupt_told = turn_id
-        self._hand_out(incarnation, turn_id, events)
+        self._hand_out(incarnation, turn_id, events, now_s)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
 
     def _announce(self, told: Announcement | None) -> None:
         """Tell what the session has to say of itself; not to those who asked for bare events."""
         if told is not None:
-            self._hand_out(told.incarnation, told.turn_id, told.events)
+            self._hand_out(told.incarnation, told.turn_id, told.events, self._now_s())
 
-    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
+    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...], now_s: float) -> None:
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
-        ticket = self._tickets.get(turn_id) if turn_id is not None else None
+        ticket = self._tickets.get(turn_id, self._unsettled.get(turn_id)) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None
         if sink is not None or self._ledger is not None or self._core.publish is not None:
             clock = self.dispatcher.clock
@@ -522,7 +549,7 @@ class SessionActor(LoopActor):
                 turn_id=turn_id,
                 incarnation=incarnation,
                 first_sequence=first,
-                at_monotonic_s=clock.monotonic(),
+                at_monotonic_s=now_s,
                 at_wall_s=clock.wall(),
                 events=events,
             )
@@ -559,6 +586,7 @@ class SessionActor(LoopActor):
             self._emit(0, command.turn.turn_id, (TurnInterrupted(),))
 
     def _hold_reading(self, *, hold: bool) -> None:
+        self._core.pulse.holds(self._now_s(), hold=hold)
         if self._conversation is not None:
             tell(self._conversation[1], m.HoldReading(hold=hold))
 
@@ -600,6 +628,7 @@ class SessionActor(LoopActor):
     def _admitted(self, message: m.Admitted) -> None:
         self._conversation = (message.incarnation, message.conversation)
         self._slot_waits = {message.incarnation: message.slot_wait_s}
+        self._core.pulse.needs_slot(self._now_s(), needs=False)
         if self._held_deadline is not None:
             token, self._held_deadline = ("deadline", *self._held_deadline), None
             self.dispatcher.call_later(message.slot_wait_s, self.actor_ref, TimerFired(token=token))
@@ -639,16 +668,19 @@ class SessionActor(LoopActor):
             timeout_s=prepared.request.timeout,
         )
         self._receipt = command.receipt
+        self._stall_watch.begin(self._state.settings.stall)
         if self._ledger is None:
+            prepared.ticket.sent = True
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
-            self._gate.hold(lambda error: self._send(command, attempt, error), needs=self._recorded)
+            self._gate.hold(lambda error: self._send(command, prepared.ticket, attempt, error), needs=self._recorded)
             self._watch_gate()
 
-    def _send(self, command: c.Execute, attempt: Attempt, error: BaseException | None) -> None:
+    def _send(self, command: c.Execute, ticket: TicketCore, attempt: Attempt, error: BaseException | None) -> None:
         """The attempt is on record as sent: let it go. Or it is not, and then nothing of it is."""
         if error is None:
             if command.incarnation not in self._ending:
+                ticket.sent = True
                 self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
             return
         if self._over:
@@ -686,7 +718,7 @@ class SessionActor(LoopActor):
     def _end_conversation(self, command: c.CloseConversation) -> None:
         self._ending[command.incarnation] = command
         if self._conversation is not None and self._conversation[0] == command.incarnation:
-            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason))
+            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason, hung=command.hung))
         elif command.incarnation in self._started:
             tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=command.incarnation))
 
@@ -742,6 +774,7 @@ class SessionActor(LoopActor):
 
     def _wait(self, command: c.Wait) -> None:
         self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
+        self._core.pulse.waits(self._state, command, self._now_s())
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -764,8 +797,15 @@ class SessionActor(LoopActor):
             return
         self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
 
+    def _listened(self, message: m.Listened) -> None:
+        silence = self._stall_watch.listened(self._state, message.incarnation)
+        if silence is not None:
+            self._advance(silence)
+
     def _timer(self, token: Any) -> None:
         match token:
+            case ("stall",):
+                self._stall_watch.fired(self._state)
             case ("wait", wait_id):
                 self._waits.pop(wait_id, None)
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
@@ -854,7 +894,7 @@ class SessionActor(LoopActor):
         """Report what failed beside the work: it never replaces a result."""
         self._core.degraded = detail
         logger.error("session %s: %s", self._core.session_id, detail)
-        self._emit(0, None, (Lifecycle("degraded", detail),))
+        self._emit(0, next(reversed(self._unsettled), None), (Lifecycle("degraded", detail),))
 
     # --- the end
 
@@ -891,6 +931,7 @@ class SessionActor(LoopActor):
             timer.cancel()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
+        self._stall_watch.end()
         if error is not None:
             self._log_crash(error)
             for incarnation in self._started:
@@ -898,6 +939,7 @@ class SessionActor(LoopActor):
             if heir:
                 tell(self._supervisor, m.SessionCrashed(session_id=self._core.session_id, core=self._core, left=left))
             else:
+                self._core.pulse.ends()
                 self._core.view = attrs.evolve(self._core.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
                 self._announce(CRASHED)
                 tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))

@@ -30,6 +30,7 @@ from greenroom.cli.stopping import StopRequest, signals_to
 from greenroom.cli.tasks import AgentSettings, Task
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent, SessionEvent, SteerConsumed, ToolCall
+from greenroom.liveness import Liveness
 
 STEERED, INTERRUPTED, OVERLOADED, KILLED = "steered", "interrupted", "overloaded", "killed"
 _STEER = "Use the cache instead."
@@ -171,6 +172,10 @@ class Stagehand:
     def began(self, key: str) -> None:
         """Pass it on."""
         self._reporter.began(key)
+
+    def opened(self, key: str, liveness: Callable[[], Liveness]) -> None:
+        """Pass it on."""
+        self._reporter.opened(key, liveness)
 
     def event(self, key: str, event: AgentEvent | SessionEvent) -> None:
         """Pass it on, and act on the cue."""

@@ -24,6 +24,7 @@ from greenroom.cli.stopping import StopRequest
 from greenroom.cli.tasks import AgentSettings, Task
 from greenroom.errors import CliCheckError, CliNotFoundError, GreenroomError, SessionCrashedError, SessionStateError
 from greenroom.events import AgentEvent, SessionEvent, TransportRestarted
+from greenroom.liveness import Liveness
 from greenroom.model import OutputSchema, TurnRequest
 
 FORCED_DEADLINE_S = 1.0
@@ -36,6 +37,9 @@ class Progress(Protocol):
 
     def began(self, key: str) -> None:
         """A task was taken up."""
+
+    def opened(self, key: str, liveness: Callable[[], Liveness]) -> None:
+        """It has its session; `liveness` reads, at any moment, what that is at."""
 
     def event(self, key: str, event: AgentEvent | SessionEvent) -> None:
         """Its turn told something."""
@@ -223,6 +227,7 @@ class Runner:
 
     async def _turn(self, task: Task, started_s: float) -> TaskRecord:
         held = await self._open(task)
+        self._progress.opened(task.id, lambda: held.session.liveness)
         if self._stop.asked:
             return record_without_turn(task, Outcome.NOT_STARTED, _STOPPED)
         ticket = await self._offload(Lane.OPEN, self._prepare, task, held.session)

@@ -53,7 +53,7 @@ class Writer:
             case r.TicketEnded():
                 self._ended(record, at_s)
             case r.TicketReported():
-                self._ticket("reported = 1", (), record.turn_id, at_s)
+                self._ticket("reported = ended" if record.unrun else "reported = 1", (), record.turn_id, at_s)
             case r.TicketDecided():
                 self._ticket("decision = ?", (record.decision.name,), record.turn_id, at_s)
             case r.Input():

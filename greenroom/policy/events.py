@@ -191,6 +191,17 @@ class DeadlinePassed(Event):
 
 
 @attrs.frozen(kw_only=True)
+class WentSilent(Event):
+    """Nothing was heard of the running attempt for `quiet_s`, which its `reason` (what it is at) does not excuse."""
+
+    turn_id: str
+    incarnation: int
+    attempt: int
+    quiet_s: float
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class Interrupted(Event):
     """The caller interrupts the begun turn `turn_id`."""
 
@@ -239,6 +250,7 @@ SessionInput = (
     | Died
     | WaitDone
     | DeadlinePassed
+    | WentSilent
     | Interrupted
     | RollBackAsked
     | RolledBack

@@ -48,11 +48,13 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WentSilent,
 )
 from greenroom.policy.failures import failed
 from greenroom.policy.move import Move, drop, end_process, forget_process, keep_deadline, leave_wait, remember, save, tell_end
 from greenroom.policy.outcome import fail, finish
 from greenroom.policy.rollback import ask_rollback, begin_if_free, break_off_rollback, rolled_back
+from greenroom.policy.silence import went_silent
 from greenroom.policy.state import BEGUN, Held, Phase, SessionView, Settings, State, Ticket, initial, public_snapshot
 
 __all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "replay_on", "step"]
@@ -92,6 +94,8 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
             _wait_done(move, event)
         case DeadlinePassed():
             _deadline_passed(move, event)
+        case WentSilent():
+            went_silent(move, event)
         case Interrupted():
             _interrupted(move, event)
         case RollBackAsked():
@@ -359,7 +363,7 @@ def _succeeded(move: Move, event: Succeeded) -> None:
     move.mark(bill=bill)
     move.hold(reached=True, public_id=result.session_id or move.state.conversation_id)
     remember(move, event.cumulative, result.usage)
-    if event.forced:
+    if event.forced or move.given_up:
         forget_process(move, killed=True)
     finish(move, result, event.now_s, forced=event.forced)
 

@@ -55,6 +55,14 @@ SAYS = {
         r"rolled back 1 \(completed\): the plan\nrolled back 2 \(completed\): a first try\nparent 1",
         r"parent 3 \(completed\): this way\nfork 1 (?s:.*)fork 3 \(completed\): that way",
     ),
+    "stalls.py": (
+        r"before the first turn it is idle",
+        r"it is at: tool Bash \d s",
+        r"'A long tool is no stall\.'",
+        r"nothing was heard for 1(\.\d)? s \(model at work\): interrupt",
+        r"interrupted",
+        r"'I am here\.'",
+    ),
     "own_transport.py": (r"'HELLO'", r"interrupted"),
     "real_cli_offline.py": (r"claude \d+\.\d+\.\d+", r"continued: 'The file is written\.'", r"proof\.txt: 'seen by a real shell'"),
 }

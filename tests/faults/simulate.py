@@ -165,6 +165,7 @@ class Conversation:
 
 class Transport:
     profile = PROFILE
+    conversation = Conversation
 
     def __init__(self, world, name):
         self.world = world
@@ -173,13 +174,14 @@ class Transport:
         self.shown = collections.Counter()
 
     def open(self, spec):
-        assert all(one.closed for one in self.opened), f"{self.name}: two live conversations"
+        if not all(one.closed for one in self.opened):
+            self.world.fail(f"{self.name}: two live conversations")
         fate = self.world.random.random()
         if fate < 0.06 and spec.resume_id is not None:
             raise SessionResumeError(spec.resume_id, in_use=fate < 0.03)
         if fate < 0.10:
             raise CliExitError(("sim",), 1)
-        conversation = Conversation(self, spec, len(self.opened) + 1)
+        conversation = self.conversation(self, spec, len(self.opened) + 1)
         self.opened.append(conversation)
         return conversation
 
@@ -336,6 +338,7 @@ class World:
         self.claims = len(CLAIMS)
         self.steps = 0
         self.workers = []
+        self.failures = []
         self.clock = FakeClock()
         self.dispatcher = Dispatcher(self, self.clock, seed)
         self.store = FakeCheckpointStore()
@@ -352,6 +355,10 @@ class World:
 
     def note(self, text):
         self.log.append(f"{self.steps} {self.clock.monotonic():.1f} {text}")
+
+    def fail(self, why):
+        """What is seen where an exception would be taken for the actor's or the transport's own."""
+        self.failures.append(why)
 
     def go(self):
         for _ in range(STEPS):
@@ -387,6 +394,7 @@ class World:
                 break
             self.clock.advance(5.0)
         assert reply.settled, "the room has not closed"
+        assert not self.failures
         for caller in self.callers:
             caller.check()
         for ref in (self.store_actor, self.observer_actor):

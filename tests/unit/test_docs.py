@@ -8,7 +8,7 @@ import re
 import attrs
 import pytest
 
-from greenroom import testing
+from greenroom import Liveness, LivenessReason, StallAction, testing
 from greenroom.cli import fields
 from greenroom.cli.results import Outcome, TaskRecord
 from greenroom.testing import contracts, model_rules, model_server, scripted, scripted_claude
@@ -95,6 +95,13 @@ def test_every_lifecycle_kind_is_told(provider):
     kinds |= set(items._NOTICES.values()) if provider == "codex" else set()
     assert kinds
     assert kinds == first_column(read(f"{provider}.md"), "`Lifecycle` kind")
+
+
+def test_every_reason_of_a_quiet_session_is_told():
+    assert first_column(read("liveness.md"), "`reason` \\| When") == {reason.name for reason in LivenessReason}
+    assert first_column(read("liveness.md"), "`action`") == {action.name for action in StallAction}
+    shown = {name for name in first_column(read("liveness.md"), "Field") if "(" not in name}
+    assert shown == {*(field.name for field in attrs.fields(Liveness)), "left_s", "tool"}
 
 
 def test_codex():

@@ -11,6 +11,7 @@ import pytest
 
 from greenroom import (
     Greenroom,
+    LivenessReason,
     NativeMode,
     NoRunningTurnError,
     ProviderCapabilityError,
@@ -69,7 +70,8 @@ def test_it_is_connected_and_ready_before_there_is_a_turn(room, tmp_path):
     stream = room.events()
     transport = FakeTransport()
     record = start(room, tmp_path, transport=transport, model="small")
-    assert attrs.asdict(record) | {"created_at": None, "updated_at": None} == {
+    assert record.liveness.reason is LivenessReason.IDLE
+    assert attrs.asdict(record) | {"created_at": None, "updated_at": None, "liveness": None} == {
         "thread_id": "t",
         "provider": "fake",
         "status": SessionStatus.READY,
@@ -81,6 +83,7 @@ def test_it_is_connected_and_ready_before_there_is_a_turn(room, tmp_path):
         "created_at": None,
         "updated_at": None,
         "last_error": None,
+        "liveness": None,
     }
     assert record.created_at <= record.updated_at <= dt.datetime.now(dt.UTC)
     assert len(transport.conversations) == 1

@@ -32,7 +32,7 @@ _Handler = Callable[[Frame, float], Iterator[Output]]
 _QUIET = frozenset(
     {
         *("keep_alive", "control_cancel_request", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
-        *("system/status", "system/thinking_tokens", "system/background_tasks_changed", "system/task_updated", "system/task_progress"),
+        *("system/status", "system/thinking_tokens", "system/task_updated", "system/task_progress"),
         *("system/session_state_changed", "system/hook_started", "system/hook_progress", "system/hook_response"),
         *("system/files_persisted", "system/local_command_output"),
     }
@@ -66,6 +66,7 @@ class ClaudeCodec:
             "system/compact_boundary": self._compact_boundary,
             "system/informational": self._informational,
             "system/model_fallback": self._model_fallback,
+            "system/background_tasks_changed": self._background_tasks,
             "system/task_started": self._task,
             "system/task_notification": self._task,
         }
@@ -323,6 +324,9 @@ class ClaudeCodec:
 
     def _model_fallback(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield Lifecycle("model fallback", f"{frame.original_model} to {frame.fallback_model}")
+
+    def _background_tasks(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        yield mapping.background_tasks(frame)
 
     def _task(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield Lifecycle("task", f"{frame.subtype.removeprefix('task_')}: {frame.summary or frame.description or ''}")

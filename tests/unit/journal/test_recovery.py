@@ -32,6 +32,7 @@ def ended(turn_id="t-1", **fields):
 
 
 REPORTED = TicketReported(turn_id="t-1")
+UNRUN = TicketReported(turn_id="t-1", unrun=True)
 DISCARDED = TicketDecided(turn_id="t-1", decision=Decision.DISCARD)
 
 
@@ -51,6 +52,9 @@ DISCARDED = TicketDecided(turn_id="t-1", decision=Decision.DISCARD)
         ([DISCARDED, prepared()], Verdict.NEVER_SENT),
         ([sent(), DISCARDED, sent(attempt=2)], Verdict.UNKNOWN),
         ([sent(), REPORTED], None),
+        ([UNRUN], Verdict.NEVER_SENT),
+        ([sent(), UNRUN], Verdict.UNKNOWN),
+        ([sent(), ended(), UNRUN], None),
     ],
 )
 def test_a_ticket_gets_the_verdict_that_its_records_allow_however_often_it_is_asked(state_dir, records, verdict):
