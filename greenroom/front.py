@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 DEFAULT_PROVIDER = "codex"
 HOMES = {"codex": "CODEX_HOME", "claude": "CLAUDE_CONFIG_DIR"}
-OPTIONS = frozenset({"binary_path", "home_path", "env"})
+OPTIONS = {
+    "codex": frozenset({"binary_path", "home_path", "env"}),
+    "claude": frozenset({"binary_path", "home_path", "env", "partial_messages"}),
+}
 PERMISSIONS = {
     RuntimeMode.FULL_ACCESS: (NativePermissions.bypass(), ApprovalPolicy.DENY),
     RuntimeMode.APPROVAL_REQUIRED: (NativePermissions(NativeMode.WORKSPACE_WRITE), ApprovalPolicy.DENY),
@@ -117,7 +120,7 @@ class ById:
         "approval-required": what it wants to change is asked for first. `cwd`: this process's by default. `resume_cursor`: what another
         session's record had; a conversation that is gone gives way to a new one, any other failure to resume is an error. A session on
         record (`state_dir`) goes on in its conversation, with the provider, directory and model that it had unless they are named.
-        `provider_options`: `binary_path`, `home_path` and `env` by the provider's name. After `timeout` seconds the record is returned as
+        `provider_options`: by the provider's name `binary_path`, `home_path`, `env`, and for Claude `partial_messages`. After `timeout` seconds the record is returned as
         it is, connecting.
 
         Blocks for the check of the binary and the start. Raises SessionStateError for an id that is started already, or was stopped, and
@@ -327,10 +330,12 @@ def _conversation_of(cursor: object) -> str | None:
 def _transport(provider: str | Transport, options: ProviderOptions) -> Transport:
     """Return the provider's transport. Raises ProviderCapabilityError for a provider or an option that there is not."""
     for name, given in options.items():
-        unknown = sorted(set(given) - OPTIONS)
-        if name not in PROVIDERS or unknown:
-            what = f"no option {unknown[0]!r}" if name in PROVIDERS else "no such provider"
-            raise ProviderCapabilityError(f"provider_options: {what}", provider=name, hint=f"known options: {', '.join(sorted(OPTIONS))}")
+        if name not in OPTIONS:
+            raise ProviderCapabilityError("provider_options: no such provider", provider=name, hint=f"known ones: {', '.join(OPTIONS)}")
+        unknown = sorted(set(given) - OPTIONS[name])
+        if unknown:
+            hint = f"known options: {', '.join(sorted(OPTIONS[name]))}"
+            raise ProviderCapabilityError(f"provider_options: no option {unknown[0]!r}", provider=name, hint=hint)
     if not isinstance(provider, str):
         if options:
             raise ProviderCapabilityError("provider_options belong to the transport; a ready one has its own")
@@ -342,7 +347,8 @@ def _transport(provider: str | Transport, options: ProviderOptions) -> Transport
     env, home = given.get("env"), given.get("home_path")
     if home is not None:
         env = {**(os.environ if env is None else env), HOMES[provider]: os.fspath(home)}
-    return factory(binary=given.get("binary_path"), env=env)
+    more = {"partial_messages": bool(given["partial_messages"])} if "partial_messages" in given else {}
+    return factory(binary=given.get("binary_path"), env=env, **more)
 
 
 def _request(text: object, attachments: tuple[Any, ...], model: str | None, interaction_mode: Any) -> TurnRequest:
