@@ -2,9 +2,13 @@
 
 import logging
 
+from greenroom import _loading
+
+# isort: split
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.clock import Clock, SystemClock
+from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
@@ -20,6 +24,7 @@ from greenroom.errors import (
     NoRunningTurnError,
     ProcessClosedError,
     ProviderCapabilityError,
+    QueryFailedError,
     ReapError,
     SchemaDialectError,
     SessionCrashedError,
@@ -37,6 +42,7 @@ from greenroom.errors import (
     WorkingDirectoryError,
 )
 from greenroom.events import (
+    AccountInUse,
     AgentEvent,
     ApprovalDenied,
     AssistantText,
@@ -74,7 +80,9 @@ from greenroom.events import (
     UsageReport,
 )
 from greenroom.front import SentTurn
+from greenroom.history import Account, AccountKind, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.ids import IdAllocator
+from greenroom.journal import Retention
 from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import (
     ApprovalPolicy,
@@ -101,12 +109,22 @@ from greenroom.model import (
     TurnRequest,
     TurnResult,
 )
+from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.room import Greenroom
+from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import EventStream, Subscription
-from greenroom.transports.base import Conversation, SteerableConversation, Transport
+from greenroom.transports.base import (
+    AccountTransport,
+    Conversation,
+    ForkTransport,
+    HistoryTransport,
+    RollbackTransport,
+    SteerableConversation,
+    Transport,
+)
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 from greenroom.transports.codex.transport import CodexAppServerTransport
@@ -115,8 +133,13 @@ __version__ = "0.1.0"
 
 # A library is silent until its user configures logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+_loading.done()
 
 __all__ = [
+    "Account",
+    "AccountInUse",
+    "AccountKind",
+    "AccountTransport",
     "Agent",
     "AgentEvent",
     "ApprovalDenied",
@@ -131,6 +154,7 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "ClosingOnSignals",
     "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
@@ -140,11 +164,14 @@ __all__ = [
     "EventStream",
     "EventsMissed",
     "FailureKind",
+    "ForkTransport",
     "Greenroom",
     "GreenroomError",
+    "HistoryTransport",
     "HostAuthUnplannableError",
     "IdAllocator",
     "InMemoryCheckpointStore",
+    "ItemKind",
     "JournalError",
     "Lifecycle",
     "Liveness",
@@ -161,13 +188,16 @@ __all__ = [
     "ProviderError",
     "ProviderProfile",
     "ProviderUsage",
+    "QueryFailedError",
     "RateLimitStatus",
     "RawOutput",
     "ReapError",
     "Reasoning",
     "RenewalBudget",
     "RestartPolicy",
+    "Retention",
     "RetryPolicy",
+    "RollbackTransport",
     "RunFinished",
     "RunStarted",
     "RunningTool",
@@ -205,8 +235,11 @@ __all__ = [
     "StoreUnavailableError",
     "Subscription",
     "SystemClock",
+    "Thread",
+    "ThreadItem",
     "ThreadOpenRequested",
     "ThreadResumeFallback",
+    "ThreadTurn",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -223,6 +256,7 @@ __all__ = [
     "TurnRequest",
     "TurnResult",
     "TurnStarted",
+    "TurnStatus",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
@@ -230,4 +264,6 @@ __all__ = [
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
+    "account",
+    "default_state_dir",
 ]

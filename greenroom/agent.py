@@ -6,6 +6,7 @@ No method may be called from the loop thread, which runs no code of users. Block
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import queue
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from greenroom import conversations
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
@@ -34,6 +36,7 @@ from greenroom.errors import (
     WorkingDirectoryError,
 )
 from greenroom.events import AgentEvent, EventCallback, EventHandler, Notice
+from greenroom.history import Account, Thread
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
@@ -215,7 +218,24 @@ class Agent:
             core.created_at_s = found.opened.at_s
         if found is not None and found.spent is not None:
             core.spent, core.booked = found.spent.usage, found.spent.booked
-        return Session(core, room, clock=clock, ids=ids)
+        alike = functools.partial(
+            self.session,
+            spec.cwd,
+            mcp_servers=spec.mcp_servers,
+            reasoning_effort=reasoning_effort,
+            idle_release_after=idle_release_after,
+            skill_scope=skill_scope,
+            mcp_scope=mcp_scope,
+            config_scope=config_scope,
+        )
+        return Session(core, room, clock=clock, ids=ids, alike=alike)
+
+    def account(self) -> Account:
+        """Return which account this agent's processes use, as the provider says it. Blocks; calls no model.
+
+        Raises ProviderCapabilityError for a transport that does not tell, CliNotFoundError, QueryFailedError.
+        """
+        return conversations.account(self.transport)
 
     def _check_same(self, found: FoundSession, spec: ConversationSpec, resume_id: str | None) -> None:
         """Refuse to go on with a session as something that it is not."""
@@ -281,8 +301,9 @@ class TurnTicket:
 class Session:
     """One logical conversation across failures. Every method may be called from any thread."""
 
-    def __init__(self, core: SessionCore, room: Greenroom, *, clock: Clock, ids: IdAllocator) -> None:
+    def __init__(self, core: SessionCore, room: Greenroom, *, clock: Clock, ids: IdAllocator, alike: Callable[..., Session]) -> None:
         self._core = core
+        self._alike = alike
         self._room = room
         self._clock = clock
         self._ids = ids
@@ -597,6 +618,39 @@ class Session:
         if not reply.get() and self.conversation_id != conversation_id:
             CLAIMS.give_back(key, self.id)
         return reply.get()
+
+    def read_thread(self) -> Thread:
+        """Read the conversation: its turns with what was said and done in them, oldest first. Starts no turn and costs nothing.
+
+        It is the one that the session holds, or after a reset the one in which its last turn ran; without either there are no turns. At
+        any time, also in mid-turn (the last turn is RUNNING then, and shows what the provider has on record so far), without a process,
+        and after `close`. Blocks. Raises ProviderCapabilityError when the provider cannot, SessionResumeError when the conversation is
+        gone, QueryFailedError when it cannot be read.
+        """
+        self._room._check_process()
+        return conversations.read_thread(self._core)
+
+    def rollback(self, num_turns: int) -> None:
+        """Go back by `num_turns` turns, as `read_thread` counts them: the next turn's model sees nothing of them. Files stay as they are.
+
+        Durable when it returns. Its process, if one runs, is ended first. Blocks, for seconds at most. Raises ValueError for less than 1,
+        ProviderCapabilityError when the provider cannot, SessionStateError while a turn is prepared or runs, when there are fewer turns,
+        or after `close`; QueryFailedError when the provider refuses: then the conversation is as it was.
+        """
+        conversations.check_turns(num_turns)
+        self._check()
+        conversations.roll_back(self._core, num_turns, self._clock)
+
+    def fork(self, session_id: str | None = None, **options: Any) -> Session:
+        """Begin another session, whose conversation has the whole history of this one; both go on by themselves.
+
+        It is of the same agent, directory and options, but for `options` (those of `Agent.session`). Blocks, for seconds at most. Raises
+        ProviderCapabilityError when the provider cannot, SessionStateError while a turn runs, without a conversation and after `close`,
+        QueryFailedError; and what `Agent.session` raises.
+        """
+        self._check()
+        made = conversations.fork(self._core)
+        return self._alike(**{**options, "resume_id": made.conversation_id, "previous_usage": made.usage, "session_id": session_id})
 
     def release(self) -> None:
         """Give up the live process of an idle session; the conversation is kept and reopened by the next turn."""

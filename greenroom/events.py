@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import attrs
 
+from greenroom.history import Account
 from greenroom.model import ProviderUsage
 
 
@@ -37,6 +38,13 @@ class SessionStarted(AgentEvent):
     """The provider named the conversation."""
 
     session_id: str
+
+
+@attrs.frozen
+class AccountInUse(AgentEvent):
+    """Which account the process uses, as it says itself; told when it has started."""
+
+    account: Account
 
 
 @attrs.frozen

@@ -33,7 +33,7 @@ def _line(command: c.Command) -> tuple[int, str] | None:  # noqa: C901 - one cas
             probe = ", which may have been taken before" if command.probe else ""
             return logging.DEBUG, f"attempt {command.attempt} ({command.how.value}) in process {command.incarnation}{probe}"
         case c.Wait():
-            return logging.INFO, f"waits {command.delay_s:g} s ({command.reason.value})"
+            return logging.INFO, f"waits {round(command.delay_s, 2):g} s ({command.reason.value})"
         case c.ReportDeath():
             return logging.WARNING, f"process {command.incarnation} died: {command.cause}"
         case c.ReportStall():

@@ -15,10 +15,10 @@ from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
 from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, StoreFailedError, TransportDiedError
 from greenroom.events import AgentEvent, ToolCall
+from greenroom.journal.records import InputHistory
 from greenroom.journal.records import Record as JournalRecord
 from greenroom.model import Checkpoint, ProviderUsage, StoreFault, TurnRequest, TurnResult
 from greenroom.policy.commands import How
-from greenroom.policy.events import SessionInput
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
@@ -146,6 +146,36 @@ class ReleaseConversation(Message):
 
 
 @attrs.frozen(kw_only=True)
+class RollBack(Message):
+    """Go back by some turns. Answered with the conversation, once no process has it and it is the asker's to change."""
+
+    request_id: str
+    reply_to: Cell[Checkpoint]
+
+    def refuse(self) -> None:
+        """Answer that the session is closed."""
+        self.reply_to.fail(_closed())
+
+
+@attrs.frozen(kw_only=True)
+class RollbackEnded(Message):
+    """The asker is done: the conversation is `num_turns` shorter and is this `checkpoint` now, or (None) it is as it was."""
+
+    request_id: str
+    num_turns: int
+    checkpoint: Checkpoint | None
+    reply_to: Cell[None]
+
+    def done(self) -> None:
+        """Let the asker go."""
+        self.reply_to.settle(None)
+
+    def refuse(self) -> None:
+        """Nobody is there to take it back."""
+        self.done()
+
+
+@attrs.frozen(kw_only=True)
 class ReleaseIfIdle(Message):
     """Another session waits for a live slot: give up the process if no turn needs it."""
 
@@ -165,6 +195,13 @@ class Connect(Message):
 @attrs.frozen(kw_only=True)
 class CloseSession(Message):
     """End the session. Its cell `closed` (in the session's core) is settled when nothing of it runs any more."""
+
+    control = True
+
+
+@attrs.frozen(kw_only=True)
+class DrainSession(Message):
+    """End the session once the turn that runs has ended, at once where none does."""
 
     control = True
 
@@ -473,7 +510,7 @@ class Recalled(Message):
     session_id: str
     core: Any
     left: Any
-    inputs: tuple[SessionInput, ...] | None
+    history: InputHistory | None
     error: BaseException | None
 
     def refuse(self) -> None:
@@ -495,9 +532,10 @@ class SessionBegan(Message):
 
 @attrs.frozen(kw_only=True)
 class CloseRoom(Message):
-    """End every session within `deadline_s`. Answered with the ids of those who had to be killed."""
+    """End every session within `deadline_s`, of which running turns have `grace_s`. Answered with the ids of those who had to be killed."""
 
     deadline_s: float
+    grace_s: float = 0.0
     reply_to: Cell[tuple[str, ...]]
     control = True
 

@@ -22,14 +22,16 @@ from greenroom.actors.announce import CRASHED, SPEAKING, Announcement, of_comman
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.displaced import Displaced
 from greenroom.actors.gate import Gate
 from greenroom.actors.heirs import Heritage, Left
 from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
+from greenroom.actors.rewind import Rollbacks
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
-from greenroom.actors.ticket import Batch, Sink, TicketCore
+from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
@@ -97,6 +99,7 @@ class SessionCore:
     degraded: str | None = None
     pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
     monotonic: Callable[[], float] = time.monotonic
+    rewinding: set[str] = attrs.field(factory=set)
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -163,6 +166,7 @@ class SessionActor(LoopActor):
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
+        self._rollbacks = Rollbacks()
         self._connects: list[Cell[None]] = []
         self._conversation: tuple[int, Ref] | None = None
         self._started: set[int] = set()
@@ -179,6 +183,8 @@ class SessionActor(LoopActor):
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
         self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
+        self._draining = False
+        self._displaced = Displaced()
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -208,6 +214,8 @@ class SessionActor(LoopActor):
             self._set_deadline(c.SetDeadline(turn_id=ticket.turn_id, attempt=ticket.attempt, deadline_s=ticket.deadline_s))
         for ended in heritage.ends(now_s):
             self._advance(ended)
+        for over in self._rollbacks.lost(self._state, self._core.rewinding, now_s):
+            self._advance(over)
         if self._core.close_asked:
             self._advance(e.Close(now_s=now_s))
         if self._state.stopped and not self.actor_stopped.is_set() and not self._gate.shut:
@@ -265,6 +273,11 @@ class SessionActor(LoopActor):
                 self._timer(message.token)
             case m.AdoptConversation():
                 self._adopt(message)
+            case m.RollBack():
+                self._advance(self._rollbacks.asked(message, now_s))
+            case m.RollbackEnded():
+                self._advance(self._rollbacks.ended(message, now_s))
+                self._rolled_back(message)
             case m.ReleaseConversation():
                 self._advance(e.Release(now_s=now_s))
                 message.reply_to.settle(None)
@@ -275,6 +288,9 @@ class SessionActor(LoopActor):
                 self._advance(e.Connect(now_s=now_s, flags=message.flags))
             case m.CloseSession():
                 self._advance(e.Close(now_s=now_s))
+            case m.DrainSession():
+                self._draining = True
+                self._close_if_drained()
             case ActorDown():
                 pass  # a conversation's end is told by its Down
             case _:
@@ -297,6 +313,7 @@ class SessionActor(LoopActor):
             self._publish_view()
             self._core.pulse.stepped(self._state, event.now_s)
             if self._ledger is not None:
+                self._record(*self._ledger.snapshot(before))
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
             self._announce(of_step(event, before, self._state))
             for command in commands:
@@ -327,6 +344,8 @@ class SessionActor(LoopActor):
                 self._refuse(command)
             case c.AdoptVerdict():
                 self._adoptions.pop(command.request_id).settle(command.accepted)
+            case c.BeginRollback() | c.RefuseRollback():
+                self._rollbacks.answer(command)
             case c.Open():
                 self._open(command)
             case c.Execute():
@@ -369,6 +388,11 @@ class SessionActor(LoopActor):
     # --- tickets
 
     def _prepare(self, message: m.PrepareTurn) -> None:
+        self._tell_prepare(message)
+        if self._prepares.pop(message.turn_id, None) is not None:
+            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
+
+    def _tell_prepare(self, message: m.PrepareTurn) -> None:
         self._prepares[message.turn_id] = message
         self._advance(
             e.Prepare(
@@ -382,8 +406,6 @@ class SessionActor(LoopActor):
                 sent_how=message.sent.how if message.sent is not None else c.How.PROMPT,
             )
         )
-        if self._prepares.pop(message.turn_id, None) is not None:
-            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
 
     def _grant(self, command: c.Grant) -> None:
         if command.superseded is not None:
@@ -391,7 +413,7 @@ class SessionActor(LoopActor):
         message = self._prepares.pop(command.turn_id)
         self._tickets[command.turn_id] = message.ticket
         self._requests[command.turn_id] = message
-        if self._ledger is None:
+        if self._ledger is None or message.reply_to.settled:  # settled: it is put back, and was on record before
             message.reply_to.settle(command.expected_conversation)
         else:
             self._gate.hold(lambda error: self._granted(message, command.expected_conversation, error), needs=self._recorded)
@@ -401,17 +423,31 @@ class SessionActor(LoopActor):
         """The ticket is on record, so that there is one; or it could not be recorded, and there is none."""
         if error is None:
             message.reply_to.settle(expected_conversation)
+            self._displaced.confirm()
             return
         self._forget(message.turn_id)
         message.reply_to.fail(unavailable("no turn was prepared", error))
         if not self._over:
             self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
+        self._put_back()
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
-        ticket = self._tickets.get(turn_id)
+        message = self._requests.get(turn_id)
         self._forget(turn_id)
-        if ticket is not None:
-            ticket.fail(SessionStateError(f"turn {turn_id!r} was superseded by {by_turn_id!r} before it ran"))
+        self._displaced.supersede(message, by_turn_id, durable=self._ledger is not None)
+
+    def _put_back(self) -> None:
+        """What was to take the place of a ticket could not be recorded: that one is the most recent again, unless another waits."""
+        if self._state.phase is Phase.PREPARED and not self._over:
+            return
+        message = None if self._over or self._state.phase is not Phase.IDLE else self._displaced.take_back()
+        if message is None:
+            self._displaced.confirm()
+            return
+        self._tell_prepare(message)
+        self._prepares.pop(message.turn_id, None)
+        if message.turn_id not in self._tickets:
+            message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} could not be prepared again"))
 
     def _refuse(self, command: c.Refuse) -> None:
         prepare = self._prepares.pop(command.turn_id, None)
@@ -448,6 +484,13 @@ class SessionActor(LoopActor):
     def _forget(self, turn_id: str) -> None:
         self._tickets.pop(turn_id, None)
         self._requests.pop(turn_id, None)
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        """A turn that its caller has begun may end first, also when its Run has not arrived yet: we were told out of turn."""
+        if self._draining and not any(ticket.state is TicketState.BEGUN for ticket in self._tickets.values()):
+            self._draining = False
+            self._advance(e.Close(now_s=self._now_s()))
 
     def _interrupted(self, turn_id: str) -> None:
         self._hold_reading(hold=False)
@@ -464,6 +507,13 @@ class SessionActor(LoopActor):
     def _adopt(self, message: m.AdoptConversation) -> None:
         self._adoptions[message.request_id] = message.reply_to
         self._advance(e.Adopt(now_s=self._now_s(), request_id=message.request_id, checkpoint=message.checkpoint))
+
+    def _rolled_back(self, message: m.RollbackEnded) -> None:
+        """Tell it, and let the asker go once it is stored."""
+        if message.checkpoint is not None:
+            self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+        self._gate.hold(lambda _error: self._rollbacks.let_go(message))
+        self._watch_gate()
 
     # --- events
 
@@ -719,8 +769,8 @@ class SessionActor(LoopActor):
     # --- time
 
     def _wait(self, command: c.Wait) -> None:
-        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {command.delay_s:g} s"),))
         self._core.pulse.waits(self._state, command, self._now_s())
+        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -869,6 +919,7 @@ class SessionActor(LoopActor):
         left = self._left(crashed) if isinstance(crashed, SessionCrashedError) else None
         if not heir:
             self._settle_all(crashed)
+        self._rollbacks.fail(crashed)
         self._gate.drain(crashed)
         if self._gate_timer is not None:
             self._gate_timer.cancel()

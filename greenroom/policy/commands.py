@@ -64,6 +64,22 @@ class AdoptVerdict:
 
 
 @attrs.frozen(kw_only=True)
+class BeginRollback:
+    """No process has the conversation `checkpoint`, and none is started before RolledBack: take turns out of it now."""
+
+    request_id: str
+    checkpoint: Checkpoint
+
+
+@attrs.frozen(kw_only=True)
+class RefuseRollback:
+    """The rollback does not begin."""
+
+    request_id: str
+    error: GreenroomError
+
+
+@attrs.frozen(kw_only=True)
 class Open:
     """Start process number `incarnation`, once the one before is proven dead.
 
@@ -213,6 +229,8 @@ Command = (
     Grant
     | Refuse
     | AdoptVerdict
+    | BeginRollback
+    | RefuseRollback
     | Open
     | Execute
     | InterruptAttempt

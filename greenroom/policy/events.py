@@ -209,6 +209,22 @@ class Interrupted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class RollBackAsked(Event):
+    """The caller wants to go back by some turns. Answered by BeginRollback, once no process has the conversation, or RefuseRollback."""
+
+    request_id: str
+
+
+@attrs.frozen(kw_only=True)
+class RolledBack(Event):
+    """The rollback is over. `checkpoint`: the conversation as it is now, `num_turns` shorter; None: nothing was done to it."""
+
+    request_id: str
+    num_turns: int = 0
+    checkpoint: Checkpoint | None = None
+
+
+@attrs.frozen(kw_only=True)
 class Release(Event):
     """The caller gives up the live process; the conversation is kept."""
 
@@ -236,6 +252,8 @@ SessionInput = (
     | DeadlinePassed
     | WentSilent
     | Interrupted
+    | RollBackAsked
+    | RolledBack
     | Release
     | Close
 )

@@ -46,13 +46,14 @@ def text_of(error: GreenroomError) -> str:
 
 
 class Phase(enum.Enum):
-    """Where the session stands. OPENING, RUNNING and WAITING have a begun turn."""
+    """Where the session stands. OPENING, RUNNING and WAITING have a begun turn; in REWINDING no turn can be prepared."""
 
     IDLE = "idle"
     PREPARED = "prepared"
     OPENING = "opening"
     RUNNING = "running"
     WAITING = "waiting"
+    REWINDING = "rewinding"
     CLOSED = "closed"
 
 
@@ -141,6 +142,14 @@ class Waiting:
 
 
 @attrs.frozen(kw_only=True)
+class Rewinding:
+    """The rollback that is asked for. `begun`: the conversation is in its asker's hands."""
+
+    request_id: str
+    begun: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class State:
     """All that a session knows. `ending`: processes that we ended and whose end has not been reported; `deaths`: when, in the window.
 
@@ -159,6 +168,7 @@ class State:
     deaths: tuple[float, ...] = ()
     waits: int = 0
     waiting: Waiting | None = None
+    rewinding: Rewinding | None = None
     idle_since_s: float = 0.0
     failure: str | None = None
     closing: bool = False
@@ -213,7 +223,8 @@ class State:
 class SessionView:
     """What others may know of a session. `turn_id`: the prepared or begun turn; `incarnation`: the current process, 0 for none.
 
-    `active_turn_id`: the begun turn; `stopped`: it is over, and nothing of it runs.
+    `active_turn_id`: the begun turn; `stopped`: it is over, and nothing of it runs; `usage`: the provider's cumulative record of the
+    held conversation.
     """
 
     phase: Phase
@@ -223,6 +234,7 @@ class SessionView:
     waiting_reason: str | None
     incarnation: int
     closed: bool
+    usage: ProviderUsage | None = None
     status: SessionStatus = SessionStatus.READY
     active_turn_id: str | None = None
     last_error: str | None = None
@@ -244,6 +256,7 @@ def public_snapshot(state: State) -> SessionView:
         waiting_reason=state.waiting_reason,
         incarnation=state.process.incarnation if state.process else 0,
         closed=state.closing,
+        usage=state.held.usage,
         status=state.status,
         active_turn_id=state.ticket.turn_id if state.ticket and state.phase in BEGUN else None,
         last_error=state.last_error,

@@ -14,6 +14,7 @@ from greenroom.errors import SessionResumeError, TransportDiedError, TurnFailedE
 from greenroom.model import Checkpoint, FailureKind, OnDeath, TurnRequest, TurnResult
 from greenroom.policy.commands import (
     AdoptVerdict,
+    BeginRollback,
     CloseConversation,
     Command,
     Execute,
@@ -23,6 +24,7 @@ from greenroom.policy.commands import (
     Ignored,
     Open,
     Refuse,
+    RefuseRollback,
     ReportStall,
     SaveCheckpoint,
     Wait,
@@ -41,6 +43,8 @@ from greenroom.policy.events import (
     Prepare,
     Release,
     Reopened,
+    RollBackAsked,
+    RolledBack,
     RunBegan,
     SessionInput,
     Start,
@@ -76,6 +80,7 @@ _DEATH = TransportDiedError(signal=9)
 _DIED = Died(now_s=0, incarnation=1, error=_DEATH, sent=True)
 _OVERLOADED = TurnFailedError(FailureKind.TRANSIENT, "overloaded")
 _BUSY = SessionResumeError("c1", in_use=True)
+_BACK = RollBackAsked(now_s=0, request_id="b")
 
 _OPENING = (_PREPARE, _RUN)
 _RUNNING = (*_OPENING, _OPENED, _NAMED)
@@ -104,6 +109,9 @@ SITUATIONS: tuple[tuple[str, tuple[SessionInput, ...]], ...] = (
     ("waiting: retry", (*_RUNNING, Failed(now_s=0, turn_id="t1", incarnation=1, error=_OVERLOADED, nudgeable=True))),
     ("waiting: restart", _RESTART_WAIT),
     ("waiting: in use", (_TAKEN_UP, *_OPENING, Failed(now_s=0, turn_id=None, incarnation=1, error=_BUSY))),
+    ("rewinding: the process is ending", (*_RUNNING, _DONE, _BACK)),
+    ("rewinding: begun", (_TAKEN_UP, _BACK)),
+    ("rewinding: closed", (_TAKEN_UP, _BACK, Close(now_s=0))),
     ("closed: the process is ending", (*_RUNNING, _DONE, Close(now_s=0))),
     ("closed: stopped", (Close(now_s=0),)),
 )
@@ -149,6 +157,9 @@ def _happenings(state: State) -> Iterable[tuple[str, SessionInput]]:
     attempt = state.ticket.attempt if state.ticket else 1
     yield "WentSilent", attrs.evolve(_SILENT, now_s=99, turn_id=turn_id, incarnation=incarnation, attempt=attempt)
     yield "Interrupted", Interrupted(now_s=99, turn_id=turn_id)
+    yield "RollBackAsked", attrs.evolve(_BACK, now_s=99)
+    yield "RolledBack", RolledBack(now_s=99, request_id="b", num_turns=1, checkpoint=Checkpoint("c1"))
+    yield "RolledBack(as it was)", RolledBack(now_s=99, request_id="b")
     yield "Release", Release(now_s=99)
     yield "Close", Close(now_s=99)
 
@@ -236,13 +247,13 @@ def words(command: Command) -> str:  # noqa: C901 - one case a command
             details = ["".join(details)]
         case Finish():
             details = [*(["interrupted"] if command.turn.result.interrupted else []), command.turn.continuity.value]
-        case Fail() | Refuse():
+        case Fail() | Refuse() | RefuseRollback():
             details = [type(command.error).__name__]
         case Grant():
             details = [f"supersedes {command.superseded}"] if command.superseded else []
         case AdoptVerdict():
             details = ["accepted" if command.accepted else "refused"]
-        case SaveCheckpoint():
+        case SaveCheckpoint() | BeginRollback():
             details = [command.checkpoint.conversation_id]
         case _:
             details = []

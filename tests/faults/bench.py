@@ -76,7 +76,7 @@ class Cli:
     def begin(self, prompt, **request):
         """Run on a thread of its own; returns the ticket and what joins."""
         ticket = self.ticket(prompt, **request)
-        thread = threading.Thread(target=self._quietly, args=(ticket,), name=f"caller-{ticket.turn_id}")
+        thread = threading.Thread(target=self._quietly, args=(ticket,), name=f"caller-{ticket.turn_id}", daemon=True)
         thread.start()
         return Begun(ticket=ticket, thread=thread)
 

@@ -123,5 +123,12 @@ def test_the_programs_run(number, tmp_path, monkeypatch):
             getattr(suite(), check)()
 
 
+def test_the_program_about_history_runs(capsys):
+    (program,) = re.findall(r"^```python\n(.*?)^```$", read("history.md"), re.MULTILINE | re.DOTALL)
+    exec(compile(program, "docs/history.md", "exec"), {})  # noqa: S102 - it is our own page
+    said = capsys.readouterr().out
+    assert said == "completed ['plan it', 'echo: plan it']\ncompleted ['do it', 'echo: do it']\napiKey\n"
+
+
 if __name__ == "__main__":
     (DOCS / "testing.md").write_text(with_made_parts(read("testing.md")), encoding="utf-8")

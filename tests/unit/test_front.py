@@ -361,6 +361,23 @@ def test_a_closed_room(tmp_path):
         room.send_turn("t", "x")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda room: room.read_thread("t"),
+        lambda room: room.rollback_thread("t", 1),
+        lambda room: room.fork_thread("t", "t2"),
+        lambda room: room.account(FakeTransport()),
+    ],
+)
+def test_what_the_provider_cannot_is_refused_by_name(room, tmp_path, call):
+    start(room, tmp_path)
+    room.send_turn("t", "x").wait(PATIENCE_S)
+    with pytest.raises(ProviderCapabilityError):
+        call(room)
+    assert [one.thread_id for one in room.directory.list()] == ["t"]
+
+
 # --- asynchronous
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from greenroom.errors import CliCheckError, GreenroomError, ProviderCapabilityError, SessionResumeError, SessionStateError, TurnFailedError
-from greenroom.events import ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
+from greenroom.events import AccountInUse, ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write, soonest
 from greenroom.transports.claude import exits, lines, mapping, outcome
+from greenroom.transports.claude.account import account_of
 from greenroom.transports.claude.classify import Failure
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
@@ -195,6 +196,7 @@ class ClaudeCodec:
         self._phase = Phase.READY
         self._startup_until_s = None
         yield Lifecycle("credential", _credential(facts))
+        yield AccountInUse(account_of(facts))
         yield Ready(self._config.resume_id)
 
     def _widened(self, facts: dict[str, Any]) -> str | None:

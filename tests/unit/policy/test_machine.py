@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import uuid
-from datetime import timedelta
 
 import attrs
 import pytest
@@ -19,6 +18,7 @@ from greenroom.errors import CliExitError, SessionResumeError, TransportDiedErro
 from greenroom.model import Checkpoint, Continuity, FailureKind, OnDeath, ProviderUsage, RenewalBudget, TokenUsage, TurnRequest, TurnResult
 from greenroom.policy.commands import (
     AdoptVerdict,
+    BeginRollback,
     CancelWait,
     ClearCheckpoint,
     CloseConversation,
@@ -30,6 +30,7 @@ from greenroom.policy.commands import (
     InterruptAttempt,
     Open,
     Refuse,
+    RefuseRollback,
     ReportStall,
     SaveCheckpoint,
     SetDeadline,
@@ -51,6 +52,8 @@ from greenroom.policy.events import (
     Prepare,
     Release,
     Reopened,
+    RollBackAsked,
+    RolledBack,
     RunBegan,
     Start,
     Succeeded,
@@ -65,9 +68,7 @@ from greenroom.policy.state import BEGUN
 from greenroom.policy.table import told
 
 NONCE = "00000000-0000-4000-8000-000000000001"
-LIMITS = settings(
-    max_examples=120, stateful_step_count=50, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck)
-)
+LIMITS = settings(max_examples=120, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 KINDS = st.sampled_from(FailureKind)
 USAGE = st.sampled_from([None, ProviderUsage(tokens=TokenUsage(input=5), total_cost_usd=0.5)])
 
@@ -90,6 +91,7 @@ SETTINGS = st.builds(
     retries_in_place=st.booleans(),
 )
 
+WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "connect", "connect", "back"]
 PASSAGES = [
     "probe)",
     "continue, attempt",
@@ -100,6 +102,8 @@ PASSAGES = [
     "after a death",
     "given up",
     "Stop",
+    "BeginRollback(",
+    "RefuseRollback(",
 ]
 WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "connect", "connect"]
 
@@ -133,6 +137,7 @@ class World(RuleBasedStateMachine):
         self.sent: dict[str, Execute] = {}
         self.wait: Wait | None = None
         self.deadline: SetDeadline | None = None
+        self.borrowed: str | None = None
         self.stops = 0
         self.names = 0
         self.told = ""
@@ -169,8 +174,8 @@ class World(RuleBasedStateMachine):
             assert self.state == before
         return commands
 
-    def perform(self, command):
-        after_stop = isinstance(command, Ignored | Refuse) or command == AdoptVerdict(request_id="r", accepted=False)
+    def perform(self, command):  # noqa: PLR0915 - a case each
+        after_stop = isinstance(command, Ignored | Refuse | RefuseRollback) or command == AdoptVerdict(request_id="r", accepted=False)
         assert self.stops == 0 or after_stop, f"{command} after Stop"
         match command:
             case Grant():
@@ -178,6 +183,11 @@ class World(RuleBasedStateMachine):
                 if command.superseded:
                     assert command.superseded not in self.begun
                     self.superseded.add(command.superseded)
+            case BeginRollback():
+                assert all(child.gone for child in self.children.values()), "a process has it"
+                assert self.borrowed is None
+                assert command.checkpoint.conversation_id in self.given_ids
+                self.borrowed = command.request_id
             case Open():
                 self.opens(command)
             case Execute():
@@ -218,6 +228,7 @@ class World(RuleBasedStateMachine):
                 pass
 
     def opens(self, command):
+        assert self.borrowed is None, "a process in a conversation that is being rolled back"
         for child in self.children.values():
             assert child.gone or child.told, "a second live process"
         assert command.incarnation == len(self.children) + 1
@@ -290,7 +301,7 @@ class World(RuleBasedStateMachine):
 
     # --- callers
 
-    @precondition(lambda self: self.state.phase not in BEGUN and not self.state.closing)
+    @precondition(lambda self: self.state.phase not in BEGUN | {Phase.REWINDING} and not self.state.closing)
     @rule(pin=st.booleans(), expect=st.booleans(), timeout=st.sampled_from([None, 3.0]), flags=st.sampled_from("aab"))
     def take_a_turn(self, pin, expect, timeout, flags):
         self.prepare(pin=pin, demanded=self.state.conversation_id if expect else None, timeout=timeout)
@@ -319,6 +330,8 @@ class World(RuleBasedStateMachine):
             case "adopt":
                 self.given_ids.add("c-adopted")
                 self.tell(Adopt, request_id="r", checkpoint=Checkpoint("c-adopted"))
+            case "back":
+                self.tell(RollBackAsked, request_id=f"b{len(self.events)}")
             case "host dies" if not self.state.closing:
                 self.host_dies(take_up=data.draw(st.booleans()))
             case _:
@@ -329,7 +342,7 @@ class World(RuleBasedStateMachine):
         ticket = self.state.ticket if self.state.phase in BEGUN else None
         for child in self.children.values():
             self.gone(child)
-        self.wait = self.deadline = None
+        self.wait = self.deadline = self.borrowed = None
         self.tell(Reopened, settings=self.state.settings)
         assert self.state.phase is Phase.IDLE
         assert self.state.ticket is None
@@ -513,6 +526,17 @@ class World(RuleBasedStateMachine):
         self.gone(child)
         self.tell(Died, incarnation=number, error=TransportDiedError(returncode=0), **fields)
 
+    @precondition(lambda self: self.borrowed is not None)
+    @rule(done=st.booleans(), usage=USAGE)
+    def a_rollback_ends(self, done, usage):
+        request_id, self.borrowed = self.borrowed, None
+        self.given_ids.add("c-back")
+        changed = Checkpoint("c-back", usage) if done else None
+        self.tell(RolledBack, request_id=request_id, num_turns=1, checkpoint=changed)
+        assert self.state.phase in {Phase.IDLE, Phase.CLOSED}
+        assert self.state.conversation_id == "c-back" or not done
+        assert self.tell(RolledBack, request_id=request_id)[0] == Ignored(reason="that rollback is not under way")
+
     # --- time
 
     @precondition(lambda self: self.wait is not None)
@@ -561,6 +585,8 @@ class World(RuleBasedStateMachine):
         state = self.state
         assert (state.ticket is not None) == (state.phase in BEGUN or state.phase is Phase.PREPARED)
         assert (state.waiting is not None) == (state.phase is Phase.WAITING)
+        assert (state.rewinding is not None) == (state.phase is Phase.REWINDING)
+        assert self.borrowed == (state.rewinding.request_id if state.rewinding is not None and state.rewinding.begun else None)
         assert state.process is None or not self.children[state.process.incarnation].gone
         assert state.phase not in {Phase.OPENING, Phase.RUNNING} or state.process is not None
         assert state.phase is not Phase.OPENING or not state.process.ready
@@ -593,6 +619,8 @@ class World(RuleBasedStateMachine):
                     sent, told = child.running is not None, child.told
                     self.gone(child)
                     self.tell(Died, incarnation=number, error=TransportDiedError(), expected=told, sent=sent)
+        if self.borrowed is not None:
+            self.a_rollback_ends(done=True, usage=None)
         assert self.stops == 1, "it never stopped"
         assert set(self.ended) >= self.begun
         again = self.first
@@ -629,8 +657,10 @@ def possible(world, rng):
     state, child = world.state, world.current
     yield 2, lambda: world.stale_event(Draw(rng))
     yield 1, lambda: world.anything_else(rng.choice(WHATEVER), Draw(rng))
-    if state.phase not in BEGUN and not state.closing:
+    if state.phase not in BEGUN | {Phase.REWINDING} and not state.closing:
         yield 10, lambda: world.take_a_turn(rng.random() < 0.2, rng.random() < 0.2, rng.choice([None, 3.0]), rng.choice("aaab"))
+    if world.borrowed is not None:
+        yield 5, lambda: world.a_rollback_ends(rng.random() < 0.5, None)
     if state.phase in BEGUN:
         yield 20, world.go_on
         yield 1, lambda: world.interrupt(Draw(rng), current=rng.random() < 0.5)
@@ -759,12 +789,14 @@ ANY_EVENT = st.one_of(
     st.builds(DeadlinePassed, now_s=NOW, turn_id=TURN, attempt=NUMBER),
     st.builds(WentSilent, now_s=NOW, turn_id=TURN, incarnation=NUMBER, attempt=NUMBER, quiet_s=NOW, reason=st.just("x")),
     st.builds(Interrupted, now_s=NOW, turn_id=TURN),
+    st.builds(RollBackAsked, now_s=NOW, request_id=TURN),
+    st.builds(RolledBack, now_s=NOW, request_id=TURN, num_turns=NUMBER, checkpoint=st.none() | NAME.map(Checkpoint)),
     st.builds(Release, now_s=NOW),
     st.builds(Close, now_s=NOW),
 )
 
 
-@settings(max_examples=250, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(config=SETTINGS, events=st.lists(ANY_EVENT, max_size=40))
 def test_step_is_total(config, events):
     state = initial(config)
@@ -773,7 +805,7 @@ def test_step_is_total(config, events):
         was_stopped = state.stopped
         state, commands = step(state, event)
         if was_stopped:
-            assert all(isinstance(command, Ignored | Refuse | AdoptVerdict) for command in commands)
+            assert all(isinstance(command, Ignored | Refuse | RefuseRollback | AdoptVerdict) for command in commands)
         grants += sum(isinstance(command, Grant) for command in commands)
         ends += sum(isinstance(command, Finish | Fail) for command in commands)
         assert (state.ticket is not None) == (state.phase in BEGUN or state.phase is Phase.PREPARED)
