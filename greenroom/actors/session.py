@@ -98,9 +98,9 @@ class SessionCore:
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
-    rewinding: set[str] = attrs.field(factory=set)
     pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
     monotonic: Callable[[], float] = time.monotonic
+    rewinding: set[str] = attrs.field(factory=set)
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -184,9 +184,9 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
         self._draining = False
         self._displaced = Displaced()
-        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -775,8 +775,8 @@ class SessionActor(LoopActor):
     # --- time
 
     def _wait(self, command: c.Wait) -> None:
-        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         self._core.pulse.waits(self._state, command, self._now_s())
+        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
