@@ -38,7 +38,7 @@ NAME = "codex"
 #: The server refuses more, counted in characters (0.163 and 0.171: `input_too_large`).
 MAX_PROMPT_CHARS = 1_048_576
 #: How long a thread that another server still holds is waited for, try by try: one that gives it up takes milliseconds.
-IN_USE_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+IN_USE_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 PROGRAM = Program(
