@@ -15,6 +15,7 @@ GreenroomError
 ├── ContinuityError             the session holds another conversation than the caller demands
 ├── SessionStateError           the call does not fit the state of the session or the ticket
 │   └── NoRunningTurnError      there is no turn to steer
+├── UnknownRequestError         nothing was ever asked under this id
 ├── TurnCancelledError          the ticket was cancelled before it ran
 ├── SessionCrashedError         an actor of ours failed; a defect, please report it
 ├── WaitTimeoutError            the caller's patience ended; the turn goes on (also a TimeoutError)
@@ -49,6 +50,14 @@ class GreenroomError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields, so that a subclass may build its message from them."""
         return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class UnknownRequestError(GreenroomError):
+    """No request of an agent has this id."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"nothing was asked under the id {request_id!r}")
 
 
 class CliNotFoundError(GreenroomError):

@@ -11,11 +11,16 @@ import attrs
 
 
 class NativeMode(enum.Enum):
-    """What an agent may do, in the provider's own permission system."""
+    """What an agent may do unasked, in the provider's own permission system.
+
+    BYPASS: everything. READ_ONLY, WORKSPACE_WRITE: what the sandbox allows. ASK: hardly more than to read; the provider asks for all that
+    changes something, and `ApprovalPolicy` says what becomes of that.
+    """
 
     BYPASS = "bypass"
     READ_ONLY = "read_only"
     WORKSPACE_WRITE = "workspace_write"
+    ASK = "ask"
 
 
 def _paths(roots: Iterable[Path | str]) -> tuple[Path, ...]:
@@ -35,12 +40,18 @@ class NativePermissions:
         """Return the mode in which the provider asks for nothing and refuses nothing."""
         return cls(NativeMode.BYPASS)
 
+    @classmethod
+    def ask(cls) -> NativePermissions:
+        """Return the mode in which the provider asks for everything that changes something."""
+        return cls(NativeMode.ASK)
+
 
 class ApprovalPolicy(enum.Enum):
-    """What happens when the agent asks for leave: the request is denied, or it fails the turn."""
+    """What happens when the agent asks for leave: it is denied, it fails the turn, or it waits for a person (`greenroom.asks`)."""
 
     DENY = "deny"
     FAIL_TURN = "fail_turn"
+    ASK = "ask"
 
 
 class TransportKind(enum.Enum):
@@ -299,7 +310,10 @@ class RenewalBudget:
 
 @attrs.frozen(kw_only=True)
 class ProviderProfile:
-    """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours."""
+    """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours.
+
+    `supports_asks`: `ApprovalPolicy.ASK` is possible.
+    """
 
     name: str
     display_name: str = ""
@@ -312,6 +326,7 @@ class ProviderProfile:
     mcp: bool = False
     chooses_ids: bool = False
     retries_in_place: bool = False
+    supports_asks: bool = False
     renewal: RenewalBudget | None = None
     auth_env_vars: tuple[str, ...] = ()
     state_root_env: str | None = None

@@ -52,7 +52,7 @@ PROFILE = ProviderProfile(
     name=NAME,
     display_name="Claude Code",
     binary=PROGRAM.name,
-    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.WORKSPACE_WRITE}),
+    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.WORKSPACE_WRITE, NativeMode.ASK}),
     supports_resume=True,
     supports_steer=True,
     supports_reasoning_effort=True,
@@ -60,6 +60,7 @@ PROFILE = ProviderProfile(
     mcp=True,
     chooses_ids=True,
     retries_in_place=True,
+    supports_asks=True,
     auth_env_vars=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
     state_root_env="CLAUDE_CONFIG_DIR",
 )

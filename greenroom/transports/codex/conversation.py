@@ -34,7 +34,7 @@ QUIET = frozenset(
         *("thread/started", "thread/readState/changed", "thread/goal/cleared", "thread/goal/updated"),
         *("thread/settings/updated", "thread/name/updated", "thread/archived", "thread/unarchived", "thread/compacted"),
         *("thread/queue/changed", "thread/prediction/updated", "thread/environment/connected", "thread/environment/disconnected"),
-        *("turn/plan/updated", "turn/moderationMetadata", "serverRequest/resolved", "hook/started", "hook/completed"),
+        *("turn/plan/updated", "turn/moderationMetadata", "hook/started", "hook/completed"),
         *("item/autoApprovalReview/started", "item/autoApprovalReview/completed", "deprecationNotice", "model/verification"),
         "model/safetyBuffering/updated",
     }
@@ -65,6 +65,7 @@ class Conversation:
             "mcpServer/startupStatus/updated": self._mcp_status,
             "model/rerouted": self._rerouted,
             "thread/closed": self._closed,
+            "serverRequest/resolved": self.turns.request_resolved,
         }
 
     @property

@@ -23,17 +23,20 @@ _SANDBOX = {
     NativeMode.BYPASS: "danger-full-access",
     NativeMode.READ_ONLY: "read-only",
     NativeMode.WORKSPACE_WRITE: "workspace-write",
+    NativeMode.ASK: "read-only",
 }
 _POLICY = {
     NativeMode.BYPASS: "dangerFullAccess",
     NativeMode.READ_ONLY: "readOnly",
     NativeMode.WORKSPACE_WRITE: "workspaceWrite",
+    NativeMode.ASK: "readOnly",
 }
+_ASKS = {NativeMode.BYPASS: "never", NativeMode.ASK: "untrusted"}
 
 
 def approval_policy(permissions: NativePermissions) -> str:
     """Return when the agent asks for leave."""
-    return "never" if permissions.mode is NativeMode.BYPASS else "on-request"
+    return _ASKS.get(permissions.mode, "on-request")
 
 
 def sandbox_policy(launch: LaunchSpec) -> Frame:
