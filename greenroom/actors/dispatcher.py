@@ -99,10 +99,11 @@ class _HeapTimer:
 
 
 class _Pipe:
-    __slots__ = ("mask", "pending", "ref", "registered")
+    __slots__ = ("mask", "pending", "ready", "ref", "registered")
 
-    def __init__(self, ref: Ref) -> None:
+    def __init__(self, ref: Ref, fd: int) -> None:
         self.ref = ref
+        self.ready = PipeReady(fd=fd)
         self.mask = 0
         self.registered = 0
         self.pending = False
@@ -121,7 +122,7 @@ class _Pipes:
         if pipe is None:
             if not mask:
                 return
-            pipe = self._pipes[fd] = _Pipe(ref)
+            pipe = self._pipes[fd] = _Pipe(ref, fd)
         pipe.ref, pipe.mask = ref, mask
         if not mask:
             del self._pipes[fd]
@@ -157,7 +158,7 @@ class _Pipes:
             pipe.pending = True
             self._reported.append(key.fd)
             # Left registered for now: the reader usually resumes it within the same round, which then costs no system call.
-            tell(pipe.ref, PipeReady(fd=key.fd))
+            tell(pipe.ref, pipe.ready)
         return woken
 
     def settle(self) -> None:
@@ -333,7 +334,7 @@ class LoopDispatcher:
         if now_s - began_s < REST_S:
             if now_s - self._rested_s < REST_AFTER_S:
                 return
-            time.sleep(REST_S)
+            time.sleep(REST_S)  # noqa: TID251 - not a wait for anything: it gives the GIL away
         self._rested_s = now_s
 
     def _until_next_timer(self) -> float | None:

@@ -71,7 +71,7 @@ class Inbox:
         """Take an envelope, from any thread. After `close` it is answered at once."""
         message = envelope.message
         # Pykka's stop is ordinary: what was told before it is handled before it.
-        (self._control if getattr(message, "control", False) else self._ordinary).append(envelope)
+        (self._control if isinstance(message, Message) and message.control else self._ordinary).append(envelope)
         if self.closed:
             # Checked after the append: whichever of us and `close` comes second empties the lanes, each envelope once.
             self.refuse_all()
@@ -184,34 +184,34 @@ class LoopActor(pykka.Actor):
             return
         if not self._has_started:
             self._has_started = True
-            if not self._guarded(lambda _message: self.on_start(), None):
+            if not self._guarded(lambda _message: self.on_start(), Envelope(None)):
                 return
+        began_s = time.perf_counter()
         for _ in range(messages):
             if inbox.empty():
                 return
             envelope = inbox.get()
             if not self._guarded(self._handle_receive, envelope):
                 return
+            ended_s = time.perf_counter()
+            if ended_s - began_s > SLOW_HANDLER_S:
+                # Not a warning: on a busy machine it happens, and without a configured log a warning lands on the user's terminal.
+                logger.info("%s spent %.0f ms on %s", type(self).__name__, (ended_s - began_s) * 1e3, type(envelope.message).__name__)
+            began_s = ended_s
         if not inbox.empty() and not inbox.scheduled:
             inbox.scheduled = True
             self.dispatcher.schedule(self)
 
-    def _guarded(self, work: Callable[[Any], Any], envelope: Envelope[Any] | None) -> bool:
-        began_s = time.perf_counter()
+    def _guarded(self, work: Callable[[Any], Any], envelope: Envelope[Any]) -> bool:
         try:
-            response = work(envelope.message if envelope is not None else None)
+            response = work(envelope.message)
         except BaseException as error:  # noqa: BLE001 - a handler's sys.exit must not end the fleet
-            if envelope is not None and envelope.reply_to is not None:
+            if envelope.reply_to is not None:
                 envelope.reply_to.set_exception(sys.exc_info())
-            self.crash(error, envelope.message if envelope is not None else None)
+            self.crash(error, envelope.message)
             return False
-        if envelope is not None and envelope.reply_to is not None:
+        if envelope.reply_to is not None:
             envelope.reply_to.set(response)
-        took_s = time.perf_counter() - began_s
-        if took_s > SLOW_HANDLER_S:
-            name = type(envelope.message).__name__ if envelope is not None else "on_start"
-            # Not a warning: on a busy machine it happens, and without a configured log a warning lands on the user's terminal.
-            logger.info("%s spent %.0f ms on %s", type(self).__name__, took_s * 1e3, name)
         return not self.actor_stopped.is_set()
 
     def _stop(self) -> None:
@@ -253,9 +253,9 @@ M = TypeVar("M", bound=Message)
 
 def tell(ref: pykka.ActorRef[Any], message: Message) -> bool:
     """Send a message, from any thread; a dead receiver makes the message answer for itself. Returns whether it was put."""
-    try:
-        ref.tell(message)
-    except pykka.ActorDeadError:
+    # What `ref.tell` does, without an exception where the actor is dead: this is on the path of every event.
+    if ref.actor_stopped.is_set():
         message.refuse()
         return False
+    ref.actor_inbox.put(Envelope(message))
     return True

@@ -418,10 +418,12 @@ class SessionActor(LoopActor):
 
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller and to the observers."""
-        self._calls.extend(event for event in events if type(event) is ToolCall)
         turn_id = turn_id or self._core.view.turn_id
-        if any(isinstance(event, TurnInterrupted) for event in events):
-            self._interrupt_told = turn_id
+        for event in events:
+            if type(event) is ToolCall:
+                self._calls.append(event)
+            elif type(event) is TurnInterrupted:
+                self._interrupt_told = turn_id
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None

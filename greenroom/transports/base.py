@@ -274,6 +274,15 @@ class Urgent(Signal):
 Output = Signal | AgentEvent
 
 
+def soonest(*times_s: float | None) -> float | None:
+    """Return the earliest of the times that are set; None when none is. Asked for after every read, so without a list."""
+    found: float | None = None
+    for time_s in times_s:
+        if time_s is not None and (found is None or time_s < found):
+            found = time_s
+    return found
+
+
 class Codec(Protocol):
     """A pure state machine of one provider's wire format for one process.
     No I/O, no clock, no thread; never raises on what the process says.

@@ -33,6 +33,7 @@ from greenroom.transports.base import (
     Signal,
     StartFailed,
     Write,
+    soonest,
 )
 from greenroom.transports.pipes import Oversized, ProcessIO
 
@@ -100,10 +101,8 @@ class Driver:
     @property
     def deadline_s(self) -> float | None:
         """The monotonic time at which `tick` is due next; None: never."""
-        due = [self._step_due_s, self._drain_due_s, self._eof_due_s]
-        if self._exit is None:
-            due.append(self.codec.deadline_s)
-        return min([at_s for at_s in due if at_s is not None], default=None)
+        codec_s = self.codec.deadline_s if self._exit is None else None
+        return soonest(codec_s, self._step_due_s, self._drain_due_s, self._eof_due_s)
 
     @property
     def wants_stdout(self) -> bool:
@@ -308,7 +307,9 @@ class Driver:
         outputs: list[Output] = []
         codec = self.codec
         for line in lines:
-            outputs += self.follow(codec.oversized(line.size, now_s) if isinstance(line, Oversized) else codec.receive(line, now_s), now_s)
+            found = codec.oversized(line.size, now_s) if isinstance(line, Oversized) else codec.receive(line, now_s)
+            if found:
+                outputs += self.follow(found, now_s)
         return outputs
 
     def _drain(self, now_s: float) -> list[Output]:

@@ -45,12 +45,16 @@ class LineSplitter:
         """Take the next bytes; return the lines that they complete."""
         *ended, rest = data.split(b"\n")
         found: list[bytes | Oversized] = []
-        if ended:
+        if ended and not self._half and not self._skipping:
+            for piece in ended:
+                self._take(piece, found)
+        elif ended:
             self._grow(ended[0], found)
             self._end(found)
             for piece in ended[1:]:
                 self._take(piece, found)
-        self._grow(rest, found)
+        if rest:
+            self._grow(rest, found)
         return found
 
     def finish(self) -> bytes | None:

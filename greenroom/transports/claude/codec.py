@@ -17,7 +17,7 @@ from greenroom.asks import Answer
 from greenroom.errors import CliCheckError, GreenroomError, ProviderCapabilityError, SessionResumeError, SessionStateError, TurnFailedError
 from greenroom.events import ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
-from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write
+from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write, soonest
 from greenroom.transports.claude import asks, exits, lines, mapping, outcome
 from greenroom.transports.claude.classify import Failure
 from greenroom.transports.claude.config import CodecConfig
@@ -78,8 +78,7 @@ class ClaudeCodec:
         """When `tick` is due."""
         if self._phase is Phase.ENDED:
             return None
-        bounds = (self._startup_until_s, self._turns.deadline_s, self._desk.until_s)
-        return min([bound for bound in bounds if bound is not None], default=None)
+        return soonest(self._startup_until_s, self._turns.deadline_s, self._desk.until_s)
 
     @property
     def sent(self) -> bool:

@@ -15,7 +15,7 @@ from greenroom.asks import Answer
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
-from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write
+from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write, soonest
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
 from greenroom.transports.claude.asks import Asks
 from greenroom.transports.claude.config import CodecConfig
@@ -44,9 +44,8 @@ class Turns:
         """When `tick` is due."""
         if (turn := self.open) is None:
             return None
-        bounds = [turn.settle_until_s, turn.steers_until_s, turn.probe_until_s]
-        bounds.append(turn.deadline_s if turn.stop is None else turn.stop.until_s)
-        return min([bound for bound in bounds if bound is not None], default=None)
+        whole_s = turn.deadline_s if turn.stop is None else turn.stop.until_s
+        return soonest(whole_s, turn.settle_until_s, turn.steers_until_s, turn.probe_until_s)
 
     # --- begin ---------------------------------------------------------------------------------------------------------
 

@@ -129,9 +129,8 @@ def test_a_pipe_is_reported_once_until_it_is_resumed(loop, stops, pipe):
 class BrokenRef:
     """A receiver on whom the loop itself breaks."""
 
-    actor_inbox = None
-
-    def tell(self, message):
+    @property
+    def actor_stopped(self):
         raise ZeroDivisionError("the loop")
 
 
