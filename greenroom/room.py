@@ -20,6 +20,7 @@ import pykka
 
 from greenroom.actors import engine as engines
 from greenroom.actors import messages as m
+from greenroom.actors.asks import AskBook, answer_ask
 from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
@@ -31,6 +32,7 @@ from greenroom.actors.session import Past, SessionActor, SessionCore
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
+from greenroom.asks import Answer, Pending
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
 from greenroom.ids import IdAllocator, RandomIds
@@ -88,6 +90,8 @@ class Greenroom:
         self._keeper: Keeper | None = None
         self._births: Births | None = None
         self._recovered: dict[str, Recovered] = {}
+        self._book = AskBook()
+        self._expired: tuple[Pending, ...] = ()
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
             self._open_journal(state_dir, sync)
@@ -111,10 +115,13 @@ class Greenroom:
             left = recovery.processes()
             self.orphans = end_orphans(left)
             found = recovered(self, recovery.unfinished(), recovery.sessions())
+            self._expired = recovery.open_asks()
         except BaseException:
             journal.close()
             raise
         self._recovered = {one.turn_id: one for one in found}
+        for pending in self._expired:
+            self._book.settle(pending)
         self._keeper = Keeper(journal)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
@@ -136,6 +143,27 @@ class Greenroom:
         """
         with self._lock:
             return tuple(self._recovered.values())
+
+    def pending(self, session_id: str | None = None) -> tuple[Pending, ...]:
+        """The requests of agents that wait for an answer, oldest first: of one session, or of all."""
+        return self._book.pending(session_id)
+
+    def answer(self, request_id: str, answer: Answer) -> bool:
+        """Answer a request; return whether the answer reached the agent: False when it was answered before, or waits no more.
+
+        Raises UnknownRequestError for an id under which nothing was asked, TypeError and ValueError for an answer that the request does not
+        take.
+        """
+        self._check_process()
+        return answer_ask(self._book, request_id, answer, clock=self.clock)
+
+    def expired_asks(self) -> tuple[Pending, ...]:
+        """The requests that waited when a dead program ended, of turns about which nothing was decided yet. They cannot be answered.
+
+        A turn that goes on may ask again, under another id. Empty without a `state_dir`.
+        """
+        with self._lock:
+            return tuple(pending for pending in self._expired if pending.turn_id in (None, *self._recovered))
 
     def close(self, deadline_s: float = 10.0) -> tuple[str, ...]:
         """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
@@ -273,7 +301,7 @@ class Greenroom:
             self._sessions[core.session_id] = session
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
-        core.room_id = self.id
+        core.room_id, core.book = self.id, self._book
         start = functools.partial(
             SessionActor.start,
             self._dispatcher(clock),

@@ -19,6 +19,10 @@ from greenroom.errors import SessionStateError
 from greenroom.events import (
     AgentEvent,
     ApprovalDenied,
+    ApprovalRequested,
+    ApprovalResolved,
+    QuestionAsked,
+    QuestionResolved,
     SessionEvent,
     SteerConsumed,
     SteerDelivered,
@@ -31,7 +35,10 @@ from greenroom.model import Turn
 HIGH_WATER = 512
 LOW_WATER = 128
 LIFTED_BOUND = 20_000
-KEPT_ALWAYS = (SteerDelivered, SteerConsumed, SteerRejected, ApprovalDenied, TurnInterrupted, UsageReport)
+KEPT_ALWAYS = (
+    *(SteerDelivered, SteerConsumed, SteerRejected, TurnInterrupted, UsageReport),
+    *(ApprovalDenied, ApprovalRequested, ApprovalResolved, QuestionAsked, QuestionResolved),
+)
 
 
 @attrs.frozen(kw_only=True)

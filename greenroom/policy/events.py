@@ -184,6 +184,14 @@ class DeadlinePassed(Event):
 
 
 @attrs.frozen(kw_only=True)
+class WaitedForPerson(Event):
+    """The turn's attempt has waited so long for somebody to answer it, which does not count in its timeout."""
+
+    turn_id: str
+    waited_s: float
+
+
+@attrs.frozen(kw_only=True)
 class Interrupted(Event):
     """The caller interrupts the begun turn `turn_id`."""
 
@@ -215,6 +223,7 @@ SessionInput = (
     | Died
     | WaitDone
     | DeadlinePassed
+    | WaitedForPerson
     | Interrupted
     | Release
     | Close

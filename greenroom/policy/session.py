@@ -44,6 +44,7 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
 )
 from greenroom.policy.failures import failed
 from greenroom.policy.move import Move, drop, end_process, forget_process, keep_deadline, leave_wait, remember, save, tell_end
@@ -85,6 +86,8 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
             _wait_done(move, event)
         case DeadlinePassed():
             _deadline_passed(move, event)
+        case WaitedForPerson():
+            _waited_for_person(move, event)
         case Interrupted():
             _interrupted(move, event)
         case Release():
@@ -358,6 +361,15 @@ def _deadline_passed(move: Move, event: DeadlinePassed) -> None:
         leave_wait(move)
         end_process(move, kill=True, reason="the attempt's time is over")
         fail(move, TurnTimeoutError(ticket.request.timeout or 0.0, turn_id=ticket.turn_id), event.now_s)
+
+
+def _waited_for_person(move: Move, event: WaitedForPerson) -> None:
+    """The transport has put its own deadline off already; what a restart would hand on is put off here."""
+    ticket = move.state.ticket
+    if ticket is None or ticket.turn_id != event.turn_id or ticket.deadline_s is None:
+        move.ignore("no deadline of that turn is kept")
+    else:
+        move.mark(deadline_s=ticket.deadline_s + event.waited_s)
 
 
 def _interrupted(move: Move, event: Interrupted) -> None:

@@ -45,6 +45,7 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
 )
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.session import Settings, State, initial, step
@@ -126,6 +127,7 @@ def _happenings(state: State) -> Iterable[tuple[str, SessionInput]]:
     yield "Died(evicted)", attrs.evolve(died, expected=True, evicted=True)
     yield "WaitDone", WaitDone(now_s=99, wait_id=state.waiting.wait_id if state.waiting else 0)
     yield "DeadlinePassed", DeadlinePassed(now_s=99, turn_id=turn_id, attempt=state.ticket.attempt if state.ticket else 1)
+    yield "WaitedForPerson", WaitedForPerson(now_s=99, turn_id=turn_id, waited_s=30)
     yield "Interrupted", Interrupted(now_s=99, turn_id=turn_id)
     yield "Release", Release(now_s=99)
     yield "Close", Close(now_s=99)
