@@ -129,15 +129,19 @@ class Hands:
 class AskDesk:
     """The open requests of one session."""
 
-    def __init__(self, *, core: Any, policy: AskPolicy, dispatcher: Dispatcher, ref: Ref, hands: Hands) -> None:
+    def __init__(self, *, core: Any, dispatcher: Dispatcher, ref: Ref, hands: Hands) -> None:
         self._core = core
-        self._policy = policy
         self._dispatcher = dispatcher
         self._ref = ref
         self._hands = hands
         self._entries: dict[str, _Entry] = {}
         self._since_s: dict[str, float] = {}
         self._granted: set[str] = set()
+
+    @property
+    def _policy(self) -> AskPolicy:
+        policy: AskPolicy = self._core.asks
+        return policy
 
     def handle(self, message: m.AskMessage) -> None:
         """Take what concerns requests."""
@@ -204,10 +208,7 @@ class AskDesk:
     def _give(self, entry: _Entry, given: _Given) -> None:
         """Send the answer; whether it came in time, the conversation says."""
         entry.given = given
-        self._send(entry, given.answer)
-
-    def _send(self, entry: _Entry, answer: Answer) -> None:
-        request = m.AnswerRequest(incarnation=entry.incarnation, wire_id=entry.wire_id, answer=answer, session=self._ref)
+        request = m.AnswerRequest(incarnation=entry.incarnation, wire_id=entry.wire_id, answer=given.answer, session=self._ref)
         self._hands.tell_conversation(entry.incarnation, request)
 
     def _answered(self, message: m.AskAnswered) -> None:
@@ -227,12 +228,13 @@ class AskDesk:
     # --- ends
 
     def end(self, by: str, *, turn_id: str | None = None, incarnation: int | None = None) -> None:
-        """Close what waits in a turn, in a process, or at all. An answer that is on its way reports by itself, unless its process died."""
+        """Close what waits in a turn, in a process, or at all. An answer that is on its way reports by itself, unless its process died.
+
+        Nothing is written here: the interrupt that a stop or a close brings makes the provider reject its request.
+        """
         for entry in list(self._matching(turn_id, incarnation)):
             if entry.given is not None and by != "died":
                 continue
-            if by == "closed":
-                self._send(entry, CancelTurn())
             self._resolve(entry, _VERDICTS.get(by), by)
 
     def _matching(self, turn_id: str | None, incarnation: int | None) -> Iterator[_Entry]:

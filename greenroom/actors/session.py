@@ -168,7 +168,7 @@ class SessionActor(LoopActor):
             interrupt=self._interrupted,
             record=self._record,
         )
-        self._asks = AskDesk(core=core, policy=core.asks, dispatcher=dispatcher, ref=self.actor_ref, hands=hands)
+        self._asks = AskDesk(core=core, dispatcher=dispatcher, ref=self.actor_ref, hands=hands)
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""

@@ -1181,7 +1181,20 @@ SYNTHETIC_USAGE = {
     "fallback_credit": None,
 }
 TOOLS = frozenset(
-    ("tool", "tool_sleep", "write", "append", "await_steer", "permission", "can_use_tool", "take_back", "subagent", "spawn", "hold_pipe", "structured")
+    (
+        "tool",
+        "tool_sleep",
+        "write",
+        "append",
+        "await_steer",
+        "permission",
+        "can_use_tool",
+        "take_back",
+        "subagent",
+        "spawn",
+        "hold_pipe",
+        "structured",
+    )
 )
 AT_MOST_ONCE = (TOOLS - {"write", "append"}) | {"unprompted", "late_frames"}
 

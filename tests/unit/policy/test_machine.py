@@ -54,6 +54,7 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
 )
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.session import Phase, Settings, initial, public_snapshot, step
@@ -701,6 +702,7 @@ ANY_EVENT = st.one_of(
     ),
     st.builds(WaitDone, now_s=NOW, wait_id=NUMBER),
     st.builds(DeadlinePassed, now_s=NOW, turn_id=TURN, attempt=NUMBER),
+    st.builds(WaitedForPerson, now_s=NOW, turn_id=TURN, waited_s=NOW),
     st.builds(Interrupted, now_s=NOW, turn_id=TURN),
     st.builds(Release, now_s=NOW),
     st.builds(Close, now_s=NOW),
