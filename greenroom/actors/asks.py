@@ -106,6 +106,12 @@ class _Given:
     reply_to: Cell[bool] | None = None
 
 
+def _tell(given: _Given | None, *, reached: bool) -> None:
+    """Tell whoever answered whether it came in time."""
+    if given is not None and given.reply_to is not None:
+        given.reply_to.settle(value=reached)
+
+
 @attrs.define(kw_only=True, eq=False)
 class _Entry:
     pending: Pending
@@ -216,7 +222,8 @@ class AskDesk:
         if entry is None or entry.given is None:
             return
         if not message.taken:
-            self._resolve(entry, None, "withdrawn")
+            # It came too late; what for (it was taken back, or the process died), a message on its way tells, which closes the request.
+            _tell(entry.given, reached=False)
             return
         given, turn_id = entry.given, entry.pending.turn_id
         if isinstance(given.answer, AcceptForSession):
@@ -228,12 +235,12 @@ class AskDesk:
     # --- ends
 
     def end(self, by: str, *, turn_id: str | None = None, incarnation: int | None = None) -> None:
-        """Close what waits in a turn, in a process, or at all. An answer that is on its way reports by itself, unless its process died.
+        """Close what waits in a turn, in a process, or at all. An answer that is on its way reports by itself, while there is anybody to.
 
         Nothing is written here: the interrupt that a stop or a close brings makes the provider reject its request.
         """
         for entry in list(self._matching(turn_id, incarnation)):
-            if entry.given is not None and by != "died":
+            if entry.given is not None and by not in {"died", "withdrawn"}:
                 continue
             self._resolve(entry, _VERDICTS.get(by), by)
 
@@ -249,8 +256,7 @@ class AskDesk:
         self._hands.emit(entry.incarnation, pending.turn_id, (_resolved(pending, verdict, by),))
         self._put_off(pending.turn_id)
         # Last: whoever is told finds everything as it is from now on.
-        if entry.given is not None and entry.given.reply_to is not None:
-            entry.given.reply_to.settle(value=reached)
+        _tell(entry.given, reached=reached)
 
     def _forget(self, entry: _Entry) -> None:
         self._entries.pop(entry.pending.request_id, None)
@@ -277,8 +283,7 @@ class AskDesk:
             else:
                 self._forget(entry)
                 self._hands.record(r.AskClosed(request_id=entry.pending.request_id))
-            if entry.given is not None and entry.given.reply_to is not None:
-                entry.given.reply_to.settle(value=False)
+            _tell(entry.given, reached=False)
         self._entries.clear()
 
     def inherit(self) -> None:

@@ -146,7 +146,17 @@ def test_an_answer_that_comes_too_late_says_so(rig):
     reply = rig.answer(request_id, Accept())
     rig.taken(taken=False)
     assert reply.get() is False
+    assert rig.answer(request_id, Decline()).get() is False
+    rig.end(rig.ticket)
     assert rig.resolved == [(None, "withdrawn")]
+
+
+def test_an_answer_to_a_process_that_died_is_too_late_and_the_death_is_told(rig):
+    reply = rig.answer(rig.ask(), Accept())
+    rig.taken(taken=False)
+    rig.down()
+    assert reply.get() is False
+    assert rig.resolved == [(None, "died")]
 
 
 @pytest.mark.parametrize("withdrawn_first", [True, False])
