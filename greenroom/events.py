@@ -151,8 +151,7 @@ class ApprovalRequested(AgentEvent):
 class ApprovalResolved(AgentEvent):
     """The request waits no more. `verdict` is what it got, None where nobody gave one.
 
-    `by`: answer, deadline, session (accepted for the session before), interrupt, closed, died (its process), withdrawn (by the provider, or
-    its turn ended).
+    `by`: answer, deadline, interrupt, closed, died (its process), withdrawn (by the provider, or its turn ended).
     """
 
     request_id: str

@@ -117,6 +117,7 @@ class _Entry:
     pending: Pending
     incarnation: int
     wire_id: str
+    announced: bool = True
     timer: TimerHandle | None = None
     given: _Given | None = None
 
@@ -181,14 +182,19 @@ class AskDesk:
         self._entries[pending.request_id] = entry
         if message.turn_id is not None:
             self._since_s.setdefault(message.turn_id, now_s)
+        if _key(pending) in self._granted:
+            entry.announced = False
+            self._hands.emit(entry.incarnation, message.turn_id, (Lifecycle("accepted for the session", title_of(message.ask)),))
+            self._give(entry, _Given(answer=AcceptForSession(), by="session"))
+        else:
+            self._announce(entry, title_of(message.ask))
+
+    def _announce(self, entry: _Entry, title: str) -> None:
+        pending = entry.pending
         self._core.book.put(pending, self._core)
         self._hands.record(r.AskOpened(pending=pending))
-        granted = _key(pending) in self._granted
-        waiting = () if granted else (Lifecycle("waiting", title_of(message.ask)),)
-        self._hands.emit(entry.incarnation, message.turn_id, (*waiting, _asked(pending)))
-        if granted:
-            self._give(entry, _Given(answer=AcceptForSession(), by="session"))
-        elif self._policy.deadline_s is not None:
+        self._hands.emit(entry.incarnation, pending.turn_id, (Lifecycle("waiting", title), _asked(pending)))
+        if self._policy.deadline_s is not None:
             timer = TimerFired(token=("ask", pending.request_id))
             entry.timer = self._dispatcher.call_later(self._policy.deadline_s, self._ref, timer)
 
@@ -252,15 +258,17 @@ class AskDesk:
     def _resolve(self, entry: _Entry, verdict: Answer | None, by: str, *, reached: bool = False) -> None:
         pending = entry.pending
         self._forget(entry)
-        self._hands.record(r.AskClosed(request_id=pending.request_id))
-        self._hands.emit(entry.incarnation, pending.turn_id, (_resolved(pending, verdict, by),))
+        if entry.announced:
+            self._hands.record(r.AskClosed(request_id=pending.request_id))
+            self._hands.emit(entry.incarnation, pending.turn_id, (_resolved(pending, verdict, by),))
         self._put_off(pending.turn_id)
         # Last: whoever is told finds everything as it is from now on.
         _tell(entry.given, reached=reached)
 
     def _forget(self, entry: _Entry) -> None:
         self._entries.pop(entry.pending.request_id, None)
-        self._core.book.settle(entry.pending)
+        if entry.announced:
+            self._core.book.settle(entry.pending)
         if entry.timer is not None:
             entry.timer.cancel()
 

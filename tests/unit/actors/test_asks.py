@@ -192,12 +192,13 @@ def test_cancelling_the_turn_interrupts_it(rig):
 def test_a_call_that_was_accepted_for_the_session_is_not_asked_again(rig):
     rig.answer(rig.ask(), AcceptForSession())
     rig.taken()
-    waits = len(rig.told(Lifecycle))
+    announced = len(rig.told(ApprovalRequested))
     rig.ask("w-2", Approval(tool="Bash", input={"command": "touch x", "description": "other words"}))
     assert rig.sent[1:] == [("w-2", AcceptForSession())]
+    assert (rig.pending, len(rig.told(ApprovalRequested))) == ((), announced)
+    assert rig.told(Lifecycle)[-1] == Lifecycle("accepted for the session", "approval: Bash")
     rig.taken("w-2")
-    assert rig.resolved[-1] == (AcceptForSession(), "session")
-    assert len(rig.told(Lifecycle)) == waits
+    assert len(rig.resolved) == 1
     rig.ask("w-3", Approval(tool="Bash", input={"command": "touch y"}))
     rig.ask("w-4", Approval(tool="Write", input={"command": "touch x"}))
     assert len(rig.pending) == 2
