@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from greenroom.testing.model_pace import Pace
 from greenroom.testing.model_reply import Block, CutError, Pieces, Reply, split, text_block, tool_block
 
 _REMINDER = re.compile(r"<system-reminder>.*?(?:</system-reminder>|\Z)", re.DOTALL)
@@ -78,13 +79,13 @@ def _shown(role: str, block: Block) -> tuple[str, str] | None:
 # --- answers -----------------------------------------------------------------------------------------------------------------
 
 
-def respond(reply: Reply, body: dict[str, Any]) -> Response:
-    """Return the HTTP answer."""
+def respond(reply: Reply, body: dict[str, Any], pace: Pace) -> Response:
+    """Return the HTTP answer; what is slow in it comes at this pace."""
     if reply.refuses:
         return _refusal(reply)
     if not body.get("stream"):
         return _whole(reply, body)
-    return StreamingResponse(_events(reply, body), media_type="text/event-stream", headers=_request_id())
+    return StreamingResponse(_events(reply, body, pace), media_type="text/event-stream", headers=_request_id())
 
 
 def _request_id() -> dict[str, str]:
@@ -118,7 +119,7 @@ def _event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
-async def _events(reply: Reply, body: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(reply: Reply, body: dict[str, Any], pace: Pace) -> AsyncIterator[bytes]:
     """Stream an answer: each block whole, pieces with their pauses."""
     yield _event("message_start", message=_message(body, [], None, 1))
     if reply.cut:
@@ -127,7 +128,7 @@ async def _events(reply: Reply, body: dict[str, Any]) -> AsyncIterator[bytes]:
         yield _event("error", error={"type": reply.error_type, "message": reply.message})
         return
     for index, block in enumerate(reply.content):
-        async for event in _piece_events(index, block) if isinstance(block, Pieces) else _block_events(index, block):
+        async for event in _piece_events(index, block, pace) if isinstance(block, Pieces) else _block_events(index, block):
             yield event
     if reply.hang:
         await asyncio.Event().wait()
@@ -136,11 +137,12 @@ async def _events(reply: Reply, body: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_stop")
 
 
-async def _piece_events(index: int, pieces: Pieces) -> AsyncIterator[bytes]:
+async def _piece_events(index: int, pieces: Pieces, pace: Pace) -> AsyncIterator[bytes]:
     yield _event("content_block_start", index=index, content_block=text_block(""))
     for text in pieces.texts:
-        await asyncio.sleep(pieces.interval_s)
+        await pace.pause(pieces.interval_s)
         yield _event("content_block_delta", index=index, delta={"type": "text_delta", "text": text})
+        pace.pieces_sent += 1
     yield _event("content_block_stop", index=index)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from greenroom.testing.model_pace import Pace
 from greenroom.testing.model_reply import Block, CutError, Pieces, Reply, split, text_block, tool_block
 
 _CONTEXT = re.compile(r"\s*(?:<[a-z_]+>|# AGENTS\.md instructions)")
@@ -98,19 +99,19 @@ def _shown(item: dict[str, Any]) -> tuple[str, str] | None:
 # --- answers -----------------------------------------------------------------------------------------------------------------
 
 
-def respond(reply: Reply) -> Response:
-    """Return the HTTP answer."""
+def respond(reply: Reply, pace: Pace) -> Response:
+    """Return the HTTP answer; what is slow in it comes at this pace."""
     if reply.refuses:
         error = {"error": {"message": reply.message, "type": reply.error_type, "code": reply.error_type, "param": None}}
         return JSONResponse(error, status_code=reply.status, headers=dict(reply.headers))
-    return StreamingResponse(_events(reply), media_type="text/event-stream")
+    return StreamingResponse(_events(reply, pace), media_type="text/event-stream")
 
 
 def _event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
 
 
-async def _events(reply: Reply) -> AsyncIterator[bytes]:
+async def _events(reply: Reply, pace: Pace) -> AsyncIterator[bytes]:
     """Stream an answer: each block whole, pieces with their pauses."""
     response = {"id": f"resp_{secrets.token_hex(10)}", "object": "response", "status": "in_progress"}
     yield _event("response.created", response=response)
@@ -121,7 +122,7 @@ async def _events(reply: Reply) -> AsyncIterator[bytes]:
         yield _event("response.failed", response={**response, "status": "failed", "error": error})
         return
     for index, block in enumerate(reply.content):
-        async for event in _block_events(index, block):
+        async for event in _block_events(index, block, pace):
             yield event
     if reply.hang:
         await asyncio.Event().wait()
@@ -134,13 +135,14 @@ def _usage(output_tokens: int) -> dict[str, Any]:
     return {**inputs, **outputs, "total_tokens": 100 + output_tokens}
 
 
-async def _block_events(index: int, block: Block | Pieces) -> AsyncIterator[bytes]:
+async def _block_events(index: int, block: Block | Pieces, pace: Pace) -> AsyncIterator[bytes]:
     opened, done, deltas = _item(block)
     yield _event("response.output_item.added", output_index=index, item=opened)
     for kind, fields in deltas:
         if isinstance(block, Pieces):
-            await asyncio.sleep(block.interval_s)
+            await pace.pause(block.interval_s)
         yield _event(kind, item_id=opened["id"], output_index=index, **fields)
+        pace.pieces_sent += isinstance(block, Pieces)
     yield _event("response.output_item.done", output_index=index, item=done)
 
 

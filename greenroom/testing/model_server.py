@@ -18,6 +18,8 @@ For Codex, BASH is a call of `exec_command` (and of `write_stdin` while it runs)
 `exec_command` that asks to run outside of the sandbox, TOOL `namespace/name` an MCP tool, STRUCTURED a text; `type` of an ERROR is also
 its `code`. For Claude Code, ASK is BASH.
 
+A test that waits for no clock lets a SLEEP or a SLOW be long, acts when `requests` or `pieces_sent` say so, and calls `hurry()`.
+
 `Continue from where you left off.` and an empty text go on with the prompt before; another text without directives is answered
 `echo: <text>`. A callable given as `script` decides instead. Needs the extra `modelserver`. The server runs on a thread of its own;
 all public methods may be called from any thread. As a command, `python -m greenroom.testing.model_server` serves until it is stopped.
@@ -42,6 +44,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from greenroom.testing import model_messages, model_responses
+from greenroom.testing.model_pace import Pace
 from greenroom.testing.model_reply import Pieces, Reply, Script, text_block, tool_block
 from greenroom.testing.model_rules import Rules, is_responses
 
@@ -86,6 +89,7 @@ class ModelServer:
         self.requests: list[dict[str, Any]] = []
         self.failures: list[Exception] = []
         self._port = port
+        self._pace = Pace()
         self._arrived = threading.Condition()
         self._socket: socket.socket | None = None
         self._server: uvicorn.Server | None = None
@@ -107,7 +111,9 @@ class ModelServer:
         config = uvicorn.Config(self._app(), log_config=None, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         # Made here: a loop that its thread made a moment later would look like a leak of the test that began meanwhile.
-        serve = functools.partial(self._serve, self._server, asyncio.new_event_loop())
+        loop = asyncio.new_event_loop()
+        self._pace.bind(loop)
+        serve = functools.partial(self._serve, self._server, loop)
         self._thread = threading.Thread(target=serve, name="model-server", daemon=True)
         self._thread.start()
 
@@ -163,6 +169,15 @@ class ModelServer:
         with self._arrived:
             return self._arrived.wait_for(lambda: len(self.requests) >= count, timeout)
 
+    @property
+    def pieces_sent(self) -> int:
+        """How many pieces of SLOW texts have been sent so far, over all answers."""
+        return self._pace.pieces_sent
+
+    def hurry(self) -> None:
+        """Let nothing be slow any more: what SLEEP and SLOW wait for comes at once, now and in later answers. HANG still hangs."""
+        self._pace.hurry()
+
     def _answer(self, body: dict[str, Any]) -> Reply:
         try:
             return self.script(body)
@@ -191,10 +206,10 @@ class ModelServer:
             self.requests.append(body)
             self._arrived.notify_all()
         reply = self._answer(body)
-        await asyncio.sleep(reply.delay_s)
+        await self._pace.pause(reply.delay_s)
         if reply.hang and not reply.blocks():
             await asyncio.Event().wait()
-        return model_responses.respond(reply) if is_responses(body) else model_messages.respond(reply, body)
+        return model_responses.respond(reply, self._pace) if is_responses(body) else model_messages.respond(reply, body, self._pace)
 
 
 def main() -> None:

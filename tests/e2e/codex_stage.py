@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import psutil
@@ -36,6 +37,13 @@ class CodexStage(Stage):
     def env(self) -> dict[str, str]:
         """The environment of the servers."""
         return {**self.server.codex_env(self.home, retries=self._retries, extra=self._config), **self._extra}
+
+    CALL = '"type":"function_call"'
+    RESULT = '"type":"function_call_output"'
+
+    def transcripts(self) -> Iterable[pathlib.Path]:
+        """Return the files of the threads."""
+        return self.codex_home.glob("sessions/**/*.jsonl")
 
     @property
     def codex_home(self) -> pathlib.Path:

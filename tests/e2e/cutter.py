@@ -1,8 +1,8 @@
 """Stands for `claude` or `codex`: runs the real one and kills it, and itself, with SIGKILL at a chosen frame. Standard library; a script.
 
 CUTTER_PLAN names a JSON file: `real` (the binary), `at` (keys, dotted for those within, and values that the frame must have; "*" is any
-value), `arg` (the argument by which a process is one that may be cut), `shown` (whether the frame is still passed on), `after_s` (how
-long after it the kill comes), `times` (how many processes are cut, over all that share the file).
+value), `arg` (the argument by which a process is one that may be cut), `shown` (whether the frame is still passed on), `times` (how many
+processes are cut, over all that share the file), `written` (for each cut: what must be in a transcript before the kill comes).
 """
 
 import json
@@ -13,15 +13,17 @@ import subprocess
 import sys
 import time
 
+PATIENCE_S = 30.0
 
-def claims_a_cut(plan_path: pathlib.Path, times: int) -> bool:
+
+def claims_a_cut(plan_path: pathlib.Path, times: int) -> int | None:
     for number in range(times):
         try:
             os.close(os.open(f"{plan_path}.{number}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
-        return True
-    return False
+        return number
+    return None
 
 
 def within(frame: object, path: str) -> object:
@@ -36,7 +38,19 @@ def matches(frame: dict, wanted: dict) -> bool:
     )
 
 
-def cut(child: subprocess.Popen) -> None:
+def wait_for(text: str) -> None:
+    """Wait until the CLI has written it down; what it has said it may not have written yet."""
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        files = pathlib.Path(os.environ["HOME"]).glob(".claude/projects/*/*.jsonl")
+        if any(text in path.read_text(errors="replace") for path in files):
+            return
+        time.sleep(0.01)
+
+
+def cut(child: subprocess.Popen, written: str) -> None:
+    if written:
+        wait_for(written)
     child.kill()
     child.wait()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -46,17 +60,18 @@ def main() -> None:
     plan_path = pathlib.Path(os.environ["CUTTER_PLAN"])
     plan = json.loads(plan_path.read_text())
     argv = [plan["real"], *sys.argv[1:]]
-    if plan.get("arg", "--input-format") not in argv or not claims_a_cut(plan_path, plan["times"]):
+    number = claims_a_cut(plan_path, plan["times"]) if plan["arg"] in argv else None
+    if number is None:
         os.execv(argv[0], argv)  # noqa: S606
+    written = plan["written"][number] if number < len(plan["written"]) else ""
     child = subprocess.Popen(argv, stdout=subprocess.PIPE)
     for line in child.stdout:
         hit = matches(json.loads(line), plan["at"])
         if hit and not plan["shown"]:
-            cut(child)
+            cut(child, written)
         os.write(1, line)
         if hit:
-            time.sleep(plan["after_s"])
-            cut(child)
+            cut(child, written)
     sys.exit(child.wait())
 
 

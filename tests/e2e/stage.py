@@ -5,6 +5,8 @@
         running.join().result.text
 
 Nothing of the developer's own environment reaches the CLI. Waits are for conditions, each with a bound; a bound that is hit fails.
+No test waits for a time to pass: what is long (a SLEEP, a SLOW, a tool) lasts until the test has done what it must do meanwhile, which
+`Stage.go_on` and `LONG_TOOL` are for.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from greenroom import (
     RestartPolicy,
     RetryPolicy,
     Session,
+    ToolCall,
     Turn,
     TurnRequest,
     TurnTicket,
@@ -35,6 +38,8 @@ from greenroom import (
 from greenroom.testing.model_server import ModelServer, Script
 
 BOUND_S = 60.0  # of a machine that does other things as well
+# A tool call that runs until it is ended, or until the test lets it go on; run again, it ends at once. Says when it runs.
+LONG_TOOL = "BASH echo x >> side; if mkdir once 2>/dev/null; then until [ -e go ]; do sleep 0.02; done; fi"
 QUICK_RETRY = RetryPolicy(delays=(0.1,), jitter=0)
 QUICK_RESTART = RestartPolicy(delays=(0.0, 0.1, 0.1))
 
@@ -46,6 +51,19 @@ def until(condition: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> 
         assert time.monotonic() < deadline_s, f"not within {bound_s:g} s: {what}"
         time.sleep(0.01)
     return found
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has reaped yet has."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def has_no_process(session: Session) -> None:
+    """Wait until the session knows that its process has ended."""
+    until(lambda: session._core.view.incarnation == 0, "the end of the process to be noticed")
 
 
 class Running:
@@ -70,10 +88,10 @@ class Running:
         """Return the events of these kinds so far."""
         return [event for event in self.events if isinstance(event, kinds)]
 
-    def wait_for(self, kind: type[AgentEvent]) -> Any:
-        """Wait until an event of this kind has come, and return the first."""
-        until(lambda: self.saw(kind) or not self._thread.is_alive(), f"{kind.__name__} in {self.events}")
-        assert self.saw(kind), f"the turn ended without {kind.__name__}: {self.turn or self.error!r}; {self.events}"
+    def wait_for(self, kind: type[AgentEvent], count: int = 1) -> Any:
+        """Wait until so many events of this kind have come, and return the first."""
+        until(lambda: len(self.saw(kind)) >= count or not self._thread.is_alive(), f"{count} {kind.__name__} in {self.events}")
+        assert len(self.saw(kind)) >= count, f"the turn ended without {kind.__name__}: {self.turn or self.error!r}; {self.events}"
         return self.saw(kind)[0]
 
     def ended(self) -> Self:
@@ -172,6 +190,32 @@ class Stage:
     def kill(self, cwd: pathlib.Path | None = None) -> None:
         """Kill the CLI that works in `cwd`, waiting for one to be there."""
         until(lambda: self.processes(cwd), "a CLI to kill")[0].kill()
+
+    def streams(self, pieces: int = 3) -> None:
+        """Wait until the model has sent so many pieces of its slow texts, over all turns."""
+        until(lambda: self.server.pieces_sent >= pieces, f"{pieces} pieces of text, got {self.server.pieces_sent}")
+
+    def in_a_tool(self, running: Running) -> None:
+        """Wait until LONG_TOOL runs, and until the CLI has written down that it called it."""
+        running.wait_for(ToolCall)
+        until((self.cwd / "once").exists, "the tool to run")
+        self.wrote(self.CALL)
+
+    def go_on(self) -> None:
+        """Let the model pause no more, and LONG_TOOL end."""
+        self.server.hurry()
+        (self.cwd / "go").touch()
+
+    CALL = '"type":"tool_use"'
+    RESULT = '"type":"tool_result"'
+
+    def transcripts(self) -> Iterable[pathlib.Path]:
+        """Return what the CLIs keep of their conversations."""
+        return self.home.glob(".claude/projects/*/*.jsonl")
+
+    def wrote(self, text: str) -> None:
+        """Wait until a CLI has written this down: it writes behind its own frames, by a tenth of a second and on a busy machine more."""
+        until(lambda: any(text in path.read_text(errors="replace") for path in self.transcripts()), f"{text!r} in a transcript")
 
     def asked(self, count: int) -> None:
         """Wait until the model was asked `count` times in all."""

@@ -24,7 +24,6 @@ from greenroom import (
     OutputSchema,
     ProviderCapabilityError,
     Reasoning,
-    SessionStarted,
     StdioMcpServer,
     SteerConsumed,
     SteerDelivered,
@@ -35,7 +34,7 @@ from greenroom import (
     TurnTimeoutError,
 )
 from tests.e2e.codex_stage import CodexStage
-from tests.e2e.stage import until
+from tests.e2e.stage import LONG_TOOL, until
 from tests.e2e.test_turns import MCP_SERVER
 
 INPUT, CACHE_READ = 70, 30  # what the model server says of every call
@@ -154,10 +153,11 @@ def test_an_mcp_server_serves_a_tool_and_comes_with_its_turn(codex_stage: CodexS
 def test_an_mcp_server_that_does_not_start_is_told(codex_stage: CodexStage) -> None:
     stage = codex_stage
     with stage.session(mcp_servers=(StdioMcpServer("broken", "/nowhere/at/all"),)) as session:
-        running = stage.begin(session, "SLEEP 0.5\nSAY done")
+        running = stage.begin(session, "SLEEP 60\nSAY done")
+        until(lambda: any(event.kind == "mcp server" and "broken" in event.detail for event in running.saw(Lifecycle)), "the news of it")
+        stage.go_on()
         assert running.join().result.text == "done"
         stage.run(session, "SAY more")
-    assert any(event.kind == "mcp server" and "broken" in event.detail for event in running.saw(Lifecycle))
 
 
 @pytest.mark.parametrize("policy", [ApprovalPolicy.DENY, ApprovalPolicy.FAIL_TURN])
@@ -195,9 +195,11 @@ def test_a_sandbox_is_what_was_asked_for(codex_stage: CodexStage) -> None:
 def test_a_steer_in_a_command(codex_stage: CodexStage) -> None:
     stage = codex_stage
     with stage.session() as session:
-        running = stage.begin(session, "BASH sleep 1; echo x >> side\nSAY done")
-        running.wait_for(ToolCall)
+        running = stage.begin(session, f"{LONG_TOOL}\nSAY done")
+        stage.in_a_tool(running)
         session.steer("SAY steered")
+        running.wait_for(SteerDelivered)
+        stage.go_on()
         turn = running.join()
     assert turn.result.text == "steered"
     assert [event.text for event in running.saw(SteerDelivered)] == [event.text for event in running.saw(SteerConsumed)] == ["SAY steered"]
@@ -208,9 +210,8 @@ def test_a_steer_in_a_command(codex_stage: CodexStage) -> None:
 def test_a_steer_in_a_text(codex_stage: CodexStage) -> None:
     stage = codex_stage
     with stage.session() as session:
-        running = stage.begin(session, "SLOW 30 0.1 w")
-        running.wait_for(SessionStarted)
-        time.sleep(0.4)
+        running = stage.begin(session, "SLOW 300 0.1 w")
+        stage.streams()
         session.steer("SAY steered")
         turn = running.join()
     assert turn.result.text == "steered"
@@ -224,9 +225,14 @@ def test_an_interrupt(codex_stage: CodexStage, moment: str) -> None:
     prompt = {"text": "SLOW 100 0.1 w", "silence": "HANG", "command": "BASH sleep 97.5\nSAY late"}[moment]
     with stage.session() as session:
         running = stage.begin(session, prompt)
-        running.wait_for(ToolCall if moment == "command" else SessionStarted)
-        if moment != "silence":
-            time.sleep(0.4)
+        match moment:
+            case "text":
+                stage.streams()
+            case "silence":
+                stage.asked(1)
+            case _:
+                running.wait_for(ToolCall)
+                until(lambda: sleepers(stage, "97.5"), "the command to run")
         session.interrupt()
         turn = running.join()
         assert turn.result.interrupted
@@ -314,7 +320,7 @@ def test_the_command_runs_tasks_on_codex(codex_stage: CodexStage) -> None:
     (stage.cwd / "tasks.toml").write_text('[defaults]\npermissions = "bypass"\nprovider = "codex"\n' + tasks)
     argv = [sys.executable, "-m", "greenroom", "run", "tasks.toml", "--out", "out.jsonl", "--codex-binary", str(stage.binary)]
     env = {**stage.env, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(argv, cwd=stage.cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(argv, cwd=stage.cwd, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0, (ended.stdout, ended.stderr)
     records = [json.loads(line) for line in (stage.cwd / "out.jsonl").read_text().splitlines()]
     assert sorted(record["text"] for record in records) == ["done-0", "done-1", "done-2"]

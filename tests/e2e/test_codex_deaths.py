@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,15 +13,15 @@ from greenroom import (
     OnDeath,
     RestartPolicy,
     SteerConsumed,
+    SteerDelivered,
     SteerRejected,
-    ToolCall,
     TransportDied,
     TransportDiedError,
     TransportRestarted,
 )
 from tests.e2e.codex_stage import CodexStage
-from tests.e2e.stage import Running, together, until
-from tests.e2e.test_deaths import Frame, cutter
+from tests.e2e.stage import Running, ended, has_no_process, together, until
+from tests.e2e.test_deaths import LATE_END, SLOW_END, TOOL_END, Frame, cutter
 
 TOOL_PROMPT = "BASH echo x >> side\nSAY the-end"
 ITEM = "params.item.type"
@@ -103,24 +102,22 @@ def test_killed_behind_the_turns_end(codex: str, tmp_path: pathlib.Path) -> None
     with cut_stage(tmp_path, codex, {"method": "turn/completed"}) as stage, stage.session() as session:
         one = stage.begin(session, TOOL_PROMPT)
         assert one.join().restarts == 0
-        until(lambda: not stage.processes(), "its end")
-        time.sleep(0.2)
+        has_no_process(session)
         two = stage.run(session, "SAY two", prepare={"pin": True})
         assert (two.restarts, two.conversation_id) == (0, one.turn.conversation_id)
     assert not one.saw(TransportDied)
     shown_once(stage, "SAY two")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "after_s"), [("SLEEP 1.5\nSAY the-end", 0.5), ("SLOW 20 0.1 w\nSAY the-end", 0.7)], ids=["silence", "text"]
-)
-def test_killed_while_the_model_works(codex_stage: CodexStage, prompt: str, after_s: float) -> None:
+@pytest.mark.parametrize("where", ["silence", "text"])
+def test_killed_while_the_model_works(codex_stage: CodexStage, where: str) -> None:
     stage = codex_stage
+    prompt = {"silence": LATE_END, "text": SLOW_END}[where]
     with stage.session() as session:
         running = stage.begin(session, prompt)
-        stage.asked(1)
-        time.sleep(after_s)
+        stage.asked(1) if where == "silence" else stage.streams()
         stage.kill()
+        stage.go_on()
         turn = running.join()
     assert turn.result.text.endswith("the-end")
     assert turn.restarts == 1
@@ -131,12 +128,12 @@ def test_killed_while_the_model_works(codex_stage: CodexStage, prompt: str, afte
 def test_killed_in_a_command_its_processes_end_and_it_is_not_run_again(codex_stage: CodexStage) -> None:
     stage = codex_stage
     with stage.session() as session:
-        running = stage.begin(session, "BASH echo x >> side; sleep 2; echo y >> side\nSAY the-end")
-        running.wait_for(ToolCall)
-        until((stage.cwd / "side").exists, "the command")
+        running = stage.begin(session, "BASH echo x >> side; echo $$ > pid; mkdir once && exec sleep 61\nSAY the-end")
+        stage.in_a_tool(running)
+        pid = int((stage.cwd / "pid").read_text())
         stage.kill()
         went_on(running)
-        time.sleep(2.2)
+        until(lambda: ended(pid), "the end of the command")
     assert (stage.cwd / "side").read_text() == "x\n"
     shown_once(stage, "BASH echo x")
 
@@ -144,10 +141,10 @@ def test_killed_in_a_command_its_processes_end_and_it_is_not_run_again(codex_sta
 def test_a_steer_that_was_not_consumed_is_told(codex_stage: CodexStage) -> None:
     stage = codex_stage
     with stage.session() as session:
-        running = stage.begin(session, "BASH sleep 2\nSAY the-end")
-        running.wait_for(ToolCall)
+        running = stage.begin(session, TOOL_END)
+        stage.in_a_tool(running)
         session.steer("SAY steered")
-        time.sleep(0.2)
+        running.wait_for(SteerDelivered)
         stage.kill()
         running.join()
     assert [event.text for event in running.saw(SteerRejected)] == ["SAY steered"]
@@ -171,17 +168,18 @@ def test_what_on_death_says_is_done(codex_stage: CodexStage, on_death: OnDeath) 
     stage = codex_stage
     restart = RestartPolicy(delays=(0.0,), on_death=on_death)
     with stage.session(agent=stage.agent(restart=restart)) as session:
-        running = stage.begin(session, "SLEEP 1\nSAY the-end")
+        running = stage.begin(session, LATE_END)
         stage.asked(1)
-        time.sleep(0.2)
+        stage.wrote("SAY the-end")
         stage.kill()
+        stage.go_on()
         running.ended()
         stage.run(session, "SAY next")
     if on_death is OnDeath.FAIL:
         assert isinstance(running.error, TransportDiedError)
     else:
         assert running.join().result.text == "the-end"
-        assert stage.shown("SLEEP 1")[-2] == 2
+        assert stage.shown("SAY the-end")[-2] == 2
 
 
 def test_a_server_that_always_dies_is_given_up(codex: str, tmp_path: pathlib.Path) -> None:

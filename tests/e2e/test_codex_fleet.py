@@ -50,15 +50,16 @@ def test_thirty_two_conversations_in_one_server_leave_nothing(codex_stage: Codex
     stage.room.close()
     assert find_marked(host_prefix(host_id())) == []
     assert not stage.processes()
-    until(lambda: set(threading.enumerate()) - threads_before - {threading.current_thread()} <= set(), "the threads to end", 5.0)
+    until(lambda: set(threading.enumerate()) - threads_before - {threading.current_thread()} <= set(), "the threads to end")
 
 
 def test_the_server_is_killed_under_them(codex_stage: CodexStage) -> None:
     """One restart for all; each is shown its prompt once and runs its command once."""
     stage = codex_stage
-    running = begin_all(stage, "BASH echo {0} >> side\nBASH sleep 1.5\nSAY done-{0}", 16)
+    running = begin_all(stage, "BASH echo {0} >> side\nBASH mkdir once && sleep 60\nSAY done-{0}", 16)
     for turn in running:
-        until(lambda turn=turn: len(turn.saw(ToolCall)) == 2, "its second command")
+        turn.wait_for(ToolCall, 2)
+    until(lambda: calls_written(stage) == 2 * 16, "all the calls in the threads' files")
     (before,) = stage.processes()
     before.kill()
     turns = [turn.join() for turn in running]
@@ -75,15 +76,21 @@ def test_the_server_is_killed_under_them(codex_stage: CodexStage) -> None:
 
 def test_one_is_stopped_and_one_closed_among_the_others(codex_stage: CodexStage) -> None:
     stage = codex_stage
-    running = begin_all(stage, "BASH sleep 1\nSAY done-{0}", 6)
+    running = begin_all(stage, "BASH until [ -e go ]; do sleep 0.02; done\nSAY done-{0}", 6)
     for turn in running:
         turn.wait_for(ToolCall)
     running[0].session.interrupt()
     running[1].session.close()
     assert running[0].join().result.interrupted
     assert running[1].join().result.interrupted
+    for number in range(2, 6):
+        (stage.folder / f"work-{number}" / "go").touch()
     assert [turn.join().result.text for turn in running[2:]] == [f"done-{number}" for number in range(2, 6)]
     assert len(stage.processes()) == 1
+
+
+def calls_written(stage: CodexStage) -> int:
+    return sum(path.read_text(errors="replace").count(stage.CALL) for path in stage.transcripts())
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "alone"])

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import pathlib
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import attrs
 import pytest
 
-from greenroom import ApprovalPolicy, NativeMode, NativePermissions, SessionStarted, ToolCall
+from greenroom import ApprovalPolicy, NativeMode, NativePermissions, SessionStarted, SteerDelivered, ToolCall
 from greenroom.testing import write_scripted_codex
 from tests.e2e.codex_stage import CodexStage
-from tests.e2e.stage import Running, together
-from tests.e2e.test_parity import CONSUMED, DELIVERED, IN_VAIN, PLAIN, SCHEMA, STOPPED, Scene, end, seen
+from tests.e2e.stage import LONG_TOOL, Running, together, until
+from tests.e2e.test_parity import CONSUMED, DELIVERED, IN_VAIN, LATE, PLAIN, SCHEMA, SLOW, STOPPED, Scene, end, seen
 
 READ_ONLY = NativePermissions(NativeMode.READ_ONLY)
+
+
+SCRIPTED = {LATE: "SLEEP 2", SLOW: "SLOW 25 0.1 w"}  # nobody can let the scripted one go on
 
 
 @attrs.frozen
@@ -34,8 +36,31 @@ class Cli:
         """Return the prompt in the words of this CLI; scenes are written in those of the real one's model server."""
         return lines if self.name == "real" else "\n".join(scripted(line, self.stage.cwd) for line in lines.splitlines())
 
+    def in_a_command(self, running: Running) -> None:
+        """Wait until the command runs."""
+        running.wait_for(ToolCall)
+        until((self.stage.cwd / "once").exists, "the command to run")
+
+    def thinks(self, running: Running) -> None:
+        """Wait until the model is at work on a prompt that is stored."""
+        running.wait_for(SessionStarted)
+        if self.name == "real":
+            self.stage.asked(1)
+            self.stage.wrote(running.ticket.request.prompt.splitlines()[-1])
+        else:
+            until(lambda: any((self.stage.folder / "state").glob("*.jsonl")), "the prompt to be stored")
+
+    def streams(self, running: Running) -> None:
+        """Wait until the model is in its text, as far as that can be seen."""
+        if self.name == "real":
+            self.stage.streams()
+        else:
+            self.thinks(running)
+
 
 def scripted(line: str, cwd: pathlib.Path) -> str:
+    if line in SCRIPTED:
+        return SCRIPTED[line]
     word, _, rest = line.partition(" ")
     match word:
         case "BASH":
@@ -77,33 +102,40 @@ def plainly(cli: Cli, running: Running) -> None:
 
 
 def interrupt(cli: Cli, running: Running) -> None:
-    running.wait_for(SessionStarted)
-    time.sleep(0.4)
+    cli.thinks(running)
+    running.session.interrupt()
+
+
+def interrupt_in_text(cli: Cli, running: Running) -> None:
+    cli.streams(running)
     running.session.interrupt()
 
 
 def interrupt_in_a_command(cli: Cli, running: Running) -> None:
-    running.wait_for(ToolCall)
-    time.sleep(0.3)
+    cli.in_a_command(running)
     running.session.interrupt()
 
 
-def steer_in_a_command(cli: Cli, running: Running) -> None:
-    running.wait_for(ToolCall)
-    time.sleep(0.3)
+def steer(cli: Cli, running: Running) -> None:
     running.session.steer("SAY steered")
+    running.wait_for(SteerDelivered)
+    cli.stage.go_on()
+
+
+def steer_in_a_command(cli: Cli, running: Running) -> None:
+    cli.in_a_command(running)
+    steer(cli, running)
 
 
 def steer_in_text(cli: Cli, running: Running) -> None:
-    running.wait_for(SessionStarted)
-    time.sleep(0.4)
-    running.session.steer("SAY steered")
+    cli.streams(running)
+    steer(cli, running)
 
 
 def kill(cli: Cli, running: Running) -> None:
-    running.wait_for(SessionStarted)
-    time.sleep(0.4)
+    cli.thinks(running)
     cli.stage.kill()
+    cli.stage.go_on()
 
 
 COMMAND = "call shell", "result of shell: 0"
@@ -124,20 +156,20 @@ SCENES = {
     "too long": Scene("ERROR 400 context_length_exceeded too long", ("ProviderError", "usage"), "TurnFailedError context_overflow"),
     "used up": Scene("ERROR 429 insufficient_quota used up", ("ProviderError", "usage"), "TurnFailedError usage_limit"),
     "interrupted in silence": Scene("HANG", ("TurnInterrupted", "usage?"), IN_VAIN, interrupt),
-    "interrupted in text": Scene("SLOW 50 0.1 w", ("TurnInterrupted", "usage?"), IN_VAIN, interrupt),
+    "interrupted in text": Scene(SLOW, ("TurnInterrupted", "usage?"), IN_VAIN, interrupt_in_text),
     "interrupted in a command": Scene(
-        "BASH sleep 2.9", ("call shell", "result of shell: None", "TurnInterrupted", "usage"), STOPPED, interrupt_in_a_command
+        LONG_TOOL, ("call shell", "result of shell: None", "TurnInterrupted", "usage"), STOPPED, interrupt_in_a_command
     ),
-    "times out": Scene("HANG", ("usage",), "TurnTimeoutError", request={"timeout": 1.0}),
+    "times out": Scene("HANG", ("usage",), "TurnTimeoutError", request={"timeout": 1.0}, warm=True),
     "steered in a command": Scene(
-        "BASH sleep 1.2\nSAY done",
+        f"{LONG_TOOL}\nSAY done",
         ("call shell", DELIVERED, "result of shell: 0", CONSUMED, "usage"),
         act=steer_in_a_command,
         texts=False,
     ),
-    "steered in text": Scene("SLOW 15 0.1 w", (DELIVERED, CONSUMED, "text steered", "usage"), act=steer_in_text),
+    "steered in text": Scene(SLOW, (DELIVERED, CONSUMED, "text steered", "usage"), act=steer_in_text),
     "killed": Scene(
-        "SLEEP 1.5\nSAY done",
+        f"{LATE}\nSAY done",
         ("finished -9", "TransportDied", "waits: restart: 0 s", "run", "TransportRestarted", "session", "text done", "usage"),
         "ended continued retries=0 restarts=1 unknown",
         kill,
@@ -148,11 +180,15 @@ SCENES = {
 def play(kind: str, codex: str, folder: pathlib.Path, scene: str) -> None:
     it = SCENES[scene]
     with playing(kind, codex, folder) as cli, cli.stage.session() as session:
+        began = ("run", "session")
+        if it.warm:
+            began = ()
+            assert end(cli.stage.begin(session, "SAY before")) == PLAIN
         running = cli.stage.begin(session, cli.prompt(it.lines.replace("{cwd}", str(cli.stage.cwd))), **it.request)
         it.act(cli, running)
         ended = end(running)
         said = [re.sub(r"(?<=retry): .*|(?<={\"n\":) ", "", one) for one in seen(running, texts=it.texts)]
-        assert (ended, said) == (it.end, ["run", "session", *it.seen])
+        assert (ended, said) == (it.end, [*began, *it.seen])
         after = cli.stage.begin(session, "SAY next", prepare={"pin": session.conversation_id is not None})
         assert end(after) == PLAIN
         assert seen(after)[-2:] == ["text next", "usage"]

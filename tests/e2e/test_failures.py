@@ -103,10 +103,11 @@ def test_a_stream_that_is_cut_is_transient(claude: str, tmp_path: pathlib.Path) 
 
 
 def test_no_server_at_all_is_transient(claude: str, tmp_path: pathlib.Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with Stage(tmp_path, claude, env={"ANTHROPIC_BASE_URL": f"http://127.0.0.1:{port}"}) as stage, stage.session() as session:
-        error = error_of(stage.begin(session, "SAY never"))
+    with socket.socket() as taken:  # and does not listen: the port is refused, and nobody else gets it meanwhile
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with Stage(tmp_path, claude, env={"ANTHROPIC_BASE_URL": url}) as stage, stage.session() as session:
+            error = error_of(stage.begin(session, "SAY never"))
     assert error.kind is FailureKind.TRANSIENT
     assert "refused" in error.detail.lower()
 

@@ -40,9 +40,12 @@ def test_sixteen_clis_edit_sixteen_repositories_and_leave_nothing(stage: Stage) 
     folders = [repository(stage.folder / f"repository-{number}") for number in range(SESSIONS)]
     agent = stage.agent()
     sessions = [stage.session(cwd=folder, agent=agent) for folder in folders]
-    running = [stage.begin(session, prompt(number, folders[number])) for number, session in enumerate(sessions)]
     victim = 3  # one of them is killed in the middle: the others do not notice
-    until(lambda: stage.processes(folders[victim]), "the victim")[0].kill()
+    prompts = [prompt(number, folder) for number, folder in enumerate(folders)]
+    prompts[victim] = "SLEEP 60\n" + prompts[victim]
+    running = [stage.begin(session, text) for session, text in zip(sessions, prompts, strict=True)]
+    stage.kill(folders[victim])
+    stage.go_on()
     turns = [turn.join() for turn in running]
     check(turns, running, folders, victim)
     pids = [process.pid for folder in folders for process in stage.processes(folder)]
@@ -50,7 +53,7 @@ def test_sixteen_clis_edit_sixteen_repositories_and_leave_nothing(stage: Stage) 
     stage.room.close()
     assert find_marked(host_prefix(host_id())) == []
     assert not [folder for folder in folders if stage.processes(folder)]
-    until(lambda: set(threading.enumerate()) - threads_before - {threading.current_thread()} <= set(), "the threads to end", 5.0)
+    until(lambda: set(threading.enumerate()) - threads_before - {threading.current_thread()} <= set(), "the threads to end")
 
 
 def check(turns: list[Turn], running: list[Running], folders: list[pathlib.Path], victim: int) -> None:

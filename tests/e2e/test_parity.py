@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,9 +37,13 @@ from greenroom import (
     UsageReport,
 )
 from greenroom.testing import write_scripted_claude
-from tests.e2e.stage import Running, Stage
+from tests.e2e.stage import LONG_TOOL, Running, Stage, until
 
 SCHEMA = OutputSchema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+
+
+LATE, SLOW = "SLEEP 60", "SLOW 100 0.1 w"
+SCRIPTED = {LONG_TOOL: "AWAIT_STEER", LATE: "SLEEP 2", SLOW: "SLOW 25 0.1 w"}  # nobody can let the scripted one go on
 
 
 @attrs.frozen
@@ -54,11 +57,26 @@ class Cli:
         """Return the prompt in the words of this CLI; scenes are written in those of the real one's model server."""
         return lines if self.name == "real" else "\n".join(scripted(line) for line in lines.splitlines())
 
+    def in_a_tool(self, running: Running) -> None:
+        """Wait until the tool runs."""
+        if self.name == "real":
+            self.stage.in_a_tool(running)
+        running.wait_for(ToolCall)
+
+    def thinks(self, running: Running) -> None:
+        """Wait until the model is at work on a prompt that is stored."""
+        if self.name == "real":
+            self.stage.asked(1)
+            self.stage.wrote(running.ticket.request.prompt.splitlines()[-1])
+        else:
+            until(lambda: any((self.stage.folder / "state").glob("*.jsonl")), "the prompt to be stored")
+        running.wait_for(SessionStarted)
+
 
 def scripted(line: str) -> str:
+    if line in SCRIPTED:
+        return SCRIPTED[line]
     word, _, rest = line.partition(" ")
-    if word == "BASH" and rest.startswith("sleep "):
-        return f"TOOL_SLEEP {rest.split()[1]}"
     if word == "BASH":
         return f'TOOL Bash {{"command": "{rest}"}} -> out'
     if word == "ERROR":
@@ -73,6 +91,9 @@ def cli(request: pytest.FixtureRequest, claude: str, tmp_path: pathlib.Path) -> 
         yield Cli(request.param, stage)
 
 
+LATER_PIECE = re.compile(r"\s*w[1-9]\d*\s*")
+
+
 def word(event: AgentEvent) -> str | None:
     match event:
         case RunStarted():
@@ -81,6 +102,8 @@ def word(event: AgentEvent) -> str | None:
             return f"finished {event.exit_code}"
         case SessionStarted():
             return "session"
+        case AssistantText() if LATER_PIECE.fullmatch(event.text):
+            return None
         case AssistantText():
             return "text " + re.sub(r"(?<=w0).*", " …", event.text)
         case Reasoning():
@@ -131,33 +154,40 @@ def plainly(cli: Cli, running: Running) -> None:
 
 
 def interrupt(cli: Cli, running: Running) -> None:
-    running.wait_for(SessionStarted)
-    time.sleep(0.5)
+    cli.thinks(running)
+    running.session.interrupt()
+
+
+def interrupt_in_text(cli: Cli, running: Running) -> None:
+    running.wait_for(AssistantText)
     running.session.interrupt()
 
 
 def interrupt_in_a_tool(cli: Cli, running: Running) -> None:
-    running.wait_for(ToolCall)
-    time.sleep(0.4)
+    cli.in_a_tool(running)
     running.session.interrupt()
 
 
-def steer_in_a_tool(cli: Cli, running: Running) -> None:
-    running.wait_for(ToolCall)
-    time.sleep(0.3)
+def steer(cli: Cli, running: Running) -> None:
     running.session.steer("SAY steered")
+    running.wait_for(SteerDelivered)
+    cli.stage.go_on()
+
+
+def steer_in_a_tool(cli: Cli, running: Running) -> None:
+    cli.in_a_tool(running)
+    steer(cli, running)
 
 
 def steer_in_text(cli: Cli, running: Running) -> None:
-    running.wait_for(SessionStarted)
-    time.sleep(0.4)
-    running.session.steer("SAY steered")
+    running.wait_for(AssistantText)
+    steer(cli, running)
 
 
 def kill(cli: Cli, running: Running) -> None:
-    running.wait_for(SessionStarted)
-    time.sleep(0.5)
+    cli.thinks(running)
     cli.stage.kill()
+    cli.stage.go_on()
 
 
 Act = Callable[[Cli, Running], None]
@@ -170,7 +200,10 @@ TOOL = "call Bash", "result of Bash: 0"
 
 @attrs.frozen
 class Scene:
-    """A prompt, what is done in the turn, what the caller sees, and how it ends. `texts`: whether what the model says counts."""
+    """A prompt, what is done in the turn, what the caller sees, and how it ends. `texts`: whether what the model says counts.
+
+    `warm`: it is the session's second turn. `pieces`: a slow text is told piece by piece, and its first piece counts.
+    """
 
     lines: str
     seen: tuple[str, ...]
@@ -178,6 +211,8 @@ class Scene:
     act: Act = plainly
     request: dict[str, Any] = attrs.field(factory=dict)
     texts: bool = True
+    warm: bool = False
+    pieces: bool = False
 
 
 SCENES = {
@@ -205,17 +240,17 @@ SCENES = {
         "TurnFailedError context_overflow",
     ),
     "interrupted in silence": Scene("HANG", ("TurnInterrupted", "usage?"), IN_VAIN, interrupt),
-    "interrupted in text": Scene("SLOW 50 0.1 w", ("text w0 …", "TurnInterrupted", "usage"), STOPPED, interrupt),
+    "interrupted in text": Scene(SLOW, ("text w0 …", "TurnInterrupted", "usage"), STOPPED, interrupt_in_text, pieces=True),
     "interrupted in a tool": Scene(
-        "BASH sleep 2.9", ("call Bash", "result of Bash: None", "TurnInterrupted", "usage"), STOPPED, interrupt_in_a_tool
+        LONG_TOOL, ("call Bash", "result of Bash: None", "TurnInterrupted", "usage"), STOPPED, interrupt_in_a_tool
     ),
-    "times out": Scene("HANG", ("usage?",), "TurnTimeoutError", request={"timeout": 2.0}),
+    "times out": Scene("HANG", ("usage?",), "TurnTimeoutError", request={"timeout": 1.0}, warm=True),
     "steered in a tool": Scene(
-        "BASH sleep 1.5\nSAY done", ("call Bash", DELIVERED, "result of Bash: 0", CONSUMED, "usage"), act=steer_in_a_tool, texts=False
+        f"{LONG_TOOL}\nSAY done", ("call Bash", DELIVERED, "result of Bash: 0", CONSUMED, "usage"), act=steer_in_a_tool, texts=False
     ),
-    "steered in text": Scene("SLOW 15 0.1 w", (DELIVERED, "text w0 …", CONSUMED, "text steered", "usage"), act=steer_in_text),
+    "steered in text": Scene(SLOW, ("text w0 …", DELIVERED, CONSUMED, "text steered", "usage"), act=steer_in_text, pieces=True),
     "killed": Scene(
-        "SLEEP 2\nSAY done",
+        f"{LATE}\nSAY done",
         ("finished -9", "TransportDied", "waits: restart: 0 s", "run", "TransportRestarted", "session", "text done", "usage"),
         "ended continued retries=0 restarts=1 unknown",
         kill,
@@ -226,11 +261,16 @@ SCENES = {
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_scene(cli: Cli, scene: str) -> None:
     it = SCENES[scene]
-    with cli.stage.session() as session:
+    agent = cli.stage.agent(transport=cli.stage.transport(partial_messages=it.pieces))
+    with cli.stage.session(agent=agent) as session:
+        began = ("run", "session")
+        if it.warm:
+            began = ()
+            assert end(cli.stage.begin(session, "SAY before")) == PLAIN
         running = cli.stage.begin(session, cli.prompt(it.lines), **it.request)
         it.act(cli, running)
         assert end(running) == it.end
-        assert seen(running, texts=it.texts) == ["run", "session", *it.seen]
+        assert seen(running, texts=it.texts) == [*began, *it.seen]
         after = cli.stage.begin(session, "SAY next")
         assert end(after) == PLAIN
         assert seen(after)[-2:] == ["text next", "usage"]

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import psutil
 import pytest
 
 from greenroom import (
@@ -27,10 +26,11 @@ from greenroom import (
     TurnInterrupted,
     TurnRequest,
 )
-from tests.e2e.stage import Running, Stage, together, until
+from tests.e2e.stage import LONG_TOOL, Running, Stage, ended, together, until
 
 STEERS = (SteerDelivered, SteerConsumed, SteerRejected)
-LONG_TOOL = "BASH echo $$ > tool.pid; trap '' TERM INT HUP; timeout 60 tail -f /dev/null"
+STUBBORN_TOOL = "BASH echo $$ > tool.pid; trap '' TERM INT HUP; timeout 60 tail -f /dev/null"
+LONG_TEXT = "SLOW 100 0.1 w"
 
 
 def tool_pid(stage: Stage) -> int:
@@ -49,11 +49,10 @@ def is_interrupted(running: Running) -> bool:
 # --- interrupts
 
 
-def test_interrupt_in_text(stage: Stage) -> None:
-    with stage.session() as session:
-        running = stage.begin(session, "SLOW 100 0.1 w")
-        stage.asked(1)
-        time.sleep(0.5)
+def test_interrupt_in_text(claude: str, tmp_path: pathlib.Path) -> None:
+    with Stage(tmp_path, claude, partial_messages=True) as stage, stage.session() as session:
+        running = stage.begin(session, LONG_TEXT)
+        running.wait_for(AssistantText)
         session.interrupt()
         assert is_interrupted(running)
         assert running.turn.result.text.startswith("w0")
@@ -67,11 +66,11 @@ def test_interrupt_in_text(stage: Stage) -> None:
 
 def test_interrupt_in_a_tool_ends_the_tool(stage: Stage) -> None:
     with stage.session() as session:
-        running = stage.begin(session, f"{LONG_TOOL}\nSAY done")
+        running = stage.begin(session, f"{STUBBORN_TOOL}\nSAY done")
         pid = tool_pid(stage)
         session.interrupt(running.ticket)
         assert is_interrupted(running)
-        until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the tool's end", 5.0)
+        until(lambda: ended(pid), "the tool's end")
         assert stage.run(session, "SAY next").result.text == "next"
     assert stage.shown("SAY next")[-1] == 1
 
@@ -154,21 +153,20 @@ def test_interrupt_in_our_retry_wait_raises_the_transient_error(stage: Stage) ->
 
 def test_close_in_a_running_turn_interrupts_it(stage: Stage) -> None:
     session = stage.session()
-    running = stage.begin(session, f"{LONG_TOOL}\nSAY done")
+    running = stage.begin(session, f"{STUBBORN_TOOL}\nSAY done")
     pid = tool_pid(stage)
     session.close()
     assert is_interrupted(running)
     assert not stage.processes()
-    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the tool's end", 5.0)
+    until(lambda: ended(pid), "the tool's end")
 
 
 def test_a_stopped_cli_is_killed_after_the_grace_and_the_next_turn_resumes(claude: str, tmp_path: pathlib.Path) -> None:
     """SIGSTOP: a CLI that answers nothing any more."""
     with Stage(tmp_path, claude, interrupt_grace_s=1.0, close_grace_s=0.5) as stage, stage.session() as session:
         stage.run(session, "SAY one")
-        running = stage.begin(session, "SLOW 100 0.1 w")
-        stage.asked(2)
-        time.sleep(0.5)
+        running = stage.begin(session, LONG_TEXT)
+        stage.streams()
         stage.processes()[0].suspend()
         session.interrupt()
         turn = running.join()
@@ -184,9 +182,11 @@ def test_a_stopped_cli_is_killed_after_the_grace_and_the_next_turn_resumes(claud
 
 def test_a_steer_at_a_tool_is_folded_into_the_turn(stage: Stage) -> None:
     with stage.session() as session:
-        running = stage.begin(session, "BASH echo $$ > tool.pid; sleep 1.5\nSAY prompt-answer")
-        tool_pid(stage)
+        running = stage.begin(session, f"{LONG_TOOL}\nSAY prompt-answer")
+        stage.in_a_tool(running)
         session.steer("SAY steered-answer")
+        running.wait_for(SteerDelivered)
+        stage.go_on()
         turn = running.join()
         after = stage.begin(session, "SAY next")
         assert after.join().result.text == "next"
@@ -201,17 +201,18 @@ def test_a_steer_at_a_tool_is_folded_into_the_turn(stage: Stage) -> None:
 
 def test_a_steer_in_text_runs_on_in_the_same_turn(stage: Stage) -> None:
     with stage.session() as session:
-        running = stage.begin(session, "SLOW 12 0.1 w")
-        stage.asked(1)
-        time.sleep(0.3)
+        running = stage.begin(session, LONG_TEXT)
+        stage.streams()
         session.steer("SAY steered-answer")
+        running.wait_for(SteerDelivered)
+        stage.go_on()
         turn = running.join()
         after = stage.begin(session, "SAY next")
         assert after.join().result.text == "next"
     assert running.saw(*STEERS) == [SteerDelivered("SAY steered-answer"), SteerConsumed("SAY steered-answer")]
     assert turn.result.text == "steered-answer"
     assert turn.result.usage.tokens.input == 200
-    assert [event.text.split()[-1] for event in running.saw(AssistantText)] == ["w11", "steered-answer"]
+    assert [event.text.split()[-1] for event in running.saw(AssistantText)] == ["w99", "steered-answer"]
     assert [event.text for event in after.saw(AssistantText)] == ["next"]
     assert after.turn.result.usage.tokens.input == 100
 
@@ -220,12 +221,13 @@ def test_a_steer_in_text_runs_on_in_the_same_turn(stage: Stage) -> None:
 def test_many_steers_from_many_threads(stage: Stage, where: str) -> None:
     texts = [f"steer-{number} end" for number in range(6)]
     with stage.session() as session:
-        prompt = "BASH echo $$ > tool.pid; sleep 1.5\nSAY done" if where == "tool" else "SLOW 15 0.1 w"
-        running = stage.begin(session, prompt)
-        tool_pid(stage) if where == "tool" else (stage.asked(1), time.sleep(0.3))
+        running = stage.begin(session, f"{LONG_TOOL}\nSAY done" if where == "tool" else LONG_TEXT)
+        stage.in_a_tool(running) if where == "tool" else stage.streams()
         threads = [threading.Thread(target=session.steer, args=(text,)) for text in texts]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
+        running.wait_for(SteerDelivered, len(texts))
+        stage.go_on()
         turn = running.join()
         assert not turn.result.interrupted
         after = stage.begin(session, "SAY next")
@@ -266,9 +268,8 @@ def test_a_steer_that_meets_the_end_is_delivered_once_or_refused(stage: Stage, d
 
 def test_an_interrupt_drops_a_steer_that_waits(stage: Stage) -> None:
     with stage.session() as session:
-        running = stage.begin(session, "SLOW 100 0.1 w")
-        stage.asked(1)
-        time.sleep(0.3)
+        running = stage.begin(session, LONG_TEXT)
+        stage.streams()
         session.steer("SAY steered")
         running.wait_for(SteerDelivered)
         session.interrupt()

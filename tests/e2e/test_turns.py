@@ -223,11 +223,12 @@ def test_another_directory_is_refused(stage: Stage) -> None:
 
 def test_a_turn_that_nobody_asked_for_is_kept_apart(stage: Stage) -> None:
     """A command in the background ends while the session is idle: the CLI runs a turn by itself."""
-    command = '{"command": "sleep 1; echo finished", "run_in_background": true, "description": "wait"}'
+    command = '{"command": "until [ -e go ]; do sleep 0.02; done; echo finished", "run_in_background": true, "description": "wait"}'
     with stage.session() as session:
         one = stage.begin(session, f"TOOL Bash {command}\nSAY started")
         turn = one.join()
         assert session.spent_unprompted is None
+        stage.go_on()
         until(lambda: session.spent_unprompted, "the unprompted turn to be booked")
         two = stage.begin(session, "SAY next")
         after = two.join()
@@ -266,13 +267,14 @@ async def _all_faces(stage: Stage) -> None:
         with pytest.raises(TurnFailedError):
             async for _ in session.stream(session.prepare_turn(TurnRequest("ERROR 401 authentication_error nope"))):
                 pass
-        task = asyncio.ensure_future(session.arun(ticket := session.prepare_turn(TurnRequest("SLOW 10 0.1 w"))))
-        await asyncio.sleep(0.5)
+        task = asyncio.ensure_future(session.arun(ticket := session.prepare_turn(TurnRequest("SLOW 100 0.1 w"))))
+        await asyncio.to_thread(stage.streams)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        stage.go_on()
         detached = await asyncio.to_thread(ticket.wait, BOUND_S)
-        assert detached.result.text.endswith("w9")
+        assert detached.result.text.endswith("w99")
         assert not detached.result.interrupted
 
 

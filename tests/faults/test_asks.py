@@ -37,6 +37,8 @@ from greenroom import (
     TurnTimeoutError,
     UnknownRequestError,
 )
+from greenroom.actors import messages as m
+from greenroom.actors.runtime import tell
 from greenroom.journal import Verdict
 from greenroom.testing import FakeClock, FakeTransport
 from greenroom.testing.scripted import codex_history, conversations, history, starts
@@ -363,6 +365,25 @@ def test_what_cannot_ask_refuses_by_name(house, tmp_path):
     spec = house.one().session._core.spec
     with pytest.raises(ProviderCapabilityError, match="only a session can wait for a person"):
         house.transport.open(spec)
+
+
+def test_a_crash_of_its_actor_closes_what_waits_and_the_session_goes_on(tmp_path):
+    house = House("claude", tmp_path, state_dir=tmp_path / "journal")
+    with house.room:
+        one = house.one()
+        begun = one.begin(lines(house.words["ask"], "SAY done"))
+        (pending,) = house.pending()
+        for _ in range(2):  # a defect of ours: a message that cannot be handled
+            tell(one.session._core.ref, m.Spent(incarnation=1, usage=object()))
+        until(lambda: pending not in house.room.pending(), "the end of the wait")
+        assert house.room.answer(pending.request_id, Accept()) is False
+        until(lambda: house.room.pending() or begun.ticket.ended, "the end, or the request again")
+        for again in house.room.pending():
+            house.room.answer(again.request_id, Accept())
+        assert begun.outcome().restarts == 1
+        assert resolutions(one)[0] == (None, "died")
+    with Greenroom(state_dir=tmp_path / "journal") as room:
+        assert room.expired_asks() == ()
 
 
 # --- the program itself

@@ -237,8 +237,8 @@ def test_a_death_between_turns_is_none(bench):
     one = bench.one()
     first = one.run("SAY one")
     bench.kill()
-    until(lambda: not bench.pids, "its end")
-    time.sleep(0.2)  # a turn that begins before we have noticed is one that the death has met
+    # A turn that begins before we have noticed is one that the death has met.
+    until(lambda: one.session._core.view.incarnation == 0, "the news of its end")
     turn = one.run("SAY two")
     assert (turn.restarts, turn.conversation_id) == (0, first.conversation_id)
     assert not one.of(TransportDied)
@@ -293,7 +293,7 @@ def test_a_server_that_never_answers_is_given_up(make, shared):
     began_s = time.monotonic()
     with pytest.raises(Exception, match="handshake"):
         bench.one().run("SAY hi")
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
 
 
 def test_a_command_that_is_left_behind_is_found(bench):

@@ -194,7 +194,7 @@ def test_killed_in_a_tool_the_work_goes_on_and_the_prompt_is_shown_once(host):
 
 
 def test_killed_after_the_result_and_before_its_commit(host):
-    host.start("run", "SAY one\nSLEEP 1\nSAY done")
+    host.start("run", "SAY one\nSLEEP 3\nSAY done")
     host.waits_for("taken_attempt")
     # Nobody else can write now: the result comes and cannot be recorded.
     with contextlib.closing(sqlite3.connect(host.state_dir / "journal.db", isolation_level=None, timeout=5)) as connection:
@@ -207,11 +207,11 @@ def test_killed_after_the_result_and_before_its_commit(host):
     with host.opened() as room:
         session, ticket = room.recovered()[0].resume(agent_of(host, room))
         session.run(ticket, wait=PATIENCE_S)
-        assert asked(host, "SAY one\nSLEEP 1\nSAY done") == 1
+        assert asked(host, "SAY one\nSLEEP 3\nSAY done") == 1
 
 
 def test_killed_after_the_commit_and_before_anybody_has_the_outcome(host):
-    host.start("leave", "SLEEP 0.3\nSAY done")
+    host.start("leave", "SLEEP 1\nSAY done")
     host.hears("left")
     host.waits_for("ended")
     host.kill()
@@ -220,7 +220,7 @@ def test_killed_after_the_commit_and_before_anybody_has_the_outcome(host):
     with host.opened() as room:
         session, ticket = room.recovered()[0].resume(agent_of(host, room))
         assert session.run(ticket) == found.outcome
-        assert asked(host, "SLEEP 0.3\nSAY done") == 1
+        assert asked(host, "SLEEP 1\nSAY done") == 1
     with host.opened() as room:
         assert room.recovered() == ()
 

@@ -270,7 +270,7 @@ def test_an_id_that_is_gone_to_a_resume_and_in_use_to_a_start_is_given_up(bench)
     began = time.monotonic()
     turn = cli.run("SAY one")
     assert (turn.result.text, turn.restarts, turn.continuity.value) == ("one", 1, "continued")
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 20.0
     assert cli.run("SAY two").conversation_id == turn.conversation_id
     assert [seen.get("session_id") for seen in cli.starts][-1] == turn.conversation_id
 

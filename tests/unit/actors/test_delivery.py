@@ -54,14 +54,14 @@ def test_callbacks_come_after_the_round():
 
     class Holder(LoopActor):
         def handle(self, message):
-            held.wait(5)
+            held.wait(30)
 
     holder, ref = Holder.start(loop), Noter.start(loop, notes=notes, done=done)
     holder.tell("hold")
     ref.tell("first")
     ref.tell("last")
     held.set()
-    assert done.wait(5)
+    assert done.wait(30)
     assert notes == ["first", "last", "after first", "after last"]
     for actor in (holder, ref):
         actor.stop()

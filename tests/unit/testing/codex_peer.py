@@ -51,7 +51,7 @@ class CodexPeer:
     def answer(self, request, **result):
         self.raw(json.dumps({"id": request["id"], "result": result}).encode() + b"\n")
 
-    def line(self, timeout=10.0):
+    def line(self, timeout=30.0):
         """One raw line without its end; b"" at the end of the output; TimeoutError."""
         deadline = time.monotonic() + timeout
         while b"\n" not in self.buffer:
@@ -65,7 +65,7 @@ class CodexPeer:
         line, self.buffer = self.buffer.split(b"\n", 1)
         return line or b" "
 
-    def frame(self, timeout=10.0):
+    def frame(self, timeout=30.0):
         if self.unread:
             return self.unread.pop(0)
         line = self.line(timeout)
@@ -158,9 +158,9 @@ class CodexPeer:
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(30)
 
-    def gone(self, timeout=10):
+    def gone(self, timeout=30):
         while self.line(timeout):
             pass
         return self.process.wait(timeout)

@@ -48,7 +48,7 @@ class Peer:
     def control(self, subtype, request_id="r", **fields):
         self.send({"type": "control_request", "request_id": request_id, "request": {"subtype": subtype, **fields}})
 
-    def line(self, timeout=10.0):
+    def line(self, timeout=30.0):
         """One raw line without its end; b"" at the end of the output; TimeoutError."""
         deadline = time.monotonic() + timeout
         while b"\n" not in self.buffer:
@@ -62,7 +62,7 @@ class Peer:
         line, self.buffer = self.buffer.split(b"\n", 1)
         return line or b" "
 
-    def frame(self, timeout=10.0):
+    def frame(self, timeout=30.0):
         line = self.line(timeout)
         if not line:
             return None
@@ -90,13 +90,13 @@ class Peer:
         self.process.stdin.close()
         while self.frame() is not None:
             pass
-        return self.process.wait(10)
+        return self.process.wait(30)
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(30)
 
-    def gone(self, timeout=10):
+    def gone(self, timeout=30):
         while self.line(timeout):
             pass
         return self.process.wait(timeout)

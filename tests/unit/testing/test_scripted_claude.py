@@ -41,26 +41,26 @@ def roles(state):
 
 def test_the_wrapper_is_an_executable_named_claude(tmp_path):
     path = write_scripted_claude(tmp_path / "bin")
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}, timeout=10)
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}, timeout=30)
     assert (path.name, done.stdout) == ("claude", "2.1.332 (Claude Code)\n")
 
 
 def test_the_wrapper_starts_through_a_shell_where_a_first_line_cannot_hold_it(tmp_path, monkeypatch):
     monkeypatch.setattr("greenroom.testing.scripted._SHEBANG_LIMIT", 1)
     path = write_scripted_claude(tmp_path)
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}, timeout=10)
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}, timeout=30)
     assert done.stdout.startswith("2.1.332")
 
 
 def test_the_script_runs_as_a_file_too(tmp_path):
     argv = [scripted_claude_argv()[0], "-S", "-E", pathlib.Path("greenroom/testing/scripted_claude.py").resolve(), "--version"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}, timeout=10)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}, timeout=30)
     assert done.stdout == "2.1.332 (Claude Code)\n"
 
 
 def test_it_imports_nothing_but_the_standard_library(tmp_path):
     code = scripted_claude_argv()[-1].replace("main()", "") + "print([name for name in sys.modules if name.startswith('greenroom')])"
-    done = subprocess.run([*scripted_claude_argv()[:-1], code], capture_output=True, text=True, check=True, timeout=10)
+    done = subprocess.run([*scripted_claude_argv()[:-1], code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "[]\n"
 
 
@@ -177,16 +177,18 @@ def test_costs_go_on_after_a_clean_end_and_begin_anew_after_a_kill(tmp_path):
 
 
 def test_a_transcript_that_was_not_written_yet_is_lost_with_the_process(tmp_path):
-    env = Plan(transcript_delay_s=0.3).env(tmp_path)
-    with Peer(tmp_path, "--session-id", ID, env=env) as peer:
+    with Peer(tmp_path, "--session-id", ID, env=Plan(transcript_delay_s=30.0).env(tmp_path)) as peer:
         peer.say("HANG", "u1")
         peer.until("init")
         peer.kill()
         assert conversations(peer.state) == ()
+    env = Plan(transcript_delay_s=0.1).env(tmp_path)
     with Peer(tmp_path, "--session-id", ID, env=env) as peer:
         peer.say("HANG", "u1")
         peer.until("init")
-        time.sleep(0.6)
+        deadline = time.monotonic() + 30
+        while prompts_seen(peer.state, ID) != ("HANG",) and time.monotonic() < deadline:
+            time.sleep(0.01)
         peer.kill()
         assert prompts_seen(peer.state, ID) == ("HANG",)
 
@@ -371,7 +373,7 @@ def test_much_stderr_blocks_it_only_until_it_is_read(tmp_path):
 def test_an_unread_pipe_delays_no_turn(tmp_path):
     with Peer(tmp_path, "--session-id", ID) as peer:
         peer.say("HUGE_LINE 3000000\nSAY end", "u1")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not any(one.text == "end" for one in history(peer.state, ID)):
             assert time.monotonic() < deadline
             time.sleep(0.02)

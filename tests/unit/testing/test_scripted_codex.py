@@ -150,7 +150,7 @@ def test_turns_of_many_threads_run_at_the_same_time(peer):
         params = peer.until("turn/completed")
         ended[params["threadId"]] = params["turn"]["items"][-1]["text"]
     assert ended == {thread: thread for thread in threads}
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8  # one after the other would take 10
 
 
 def test_a_thread_that_floods_stops_no_other(peer):
