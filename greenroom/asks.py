@@ -44,12 +44,14 @@ class Approval:
     """The agent wants leave for a tool. `reason`: why it needs it, as far as the provider says.
 
     `suggestions`: what the provider offers to allow from now on, in its own words; `AcceptForSession` takes what is about this call.
+    `each_time`: it is for a person to decide each time (to leave plan mode), so that `AcceptForSession` is no more than `Accept`.
     """
 
     tool: str
     input: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     reason: str = ""
     suggestions: tuple[Mapping[str, Any], ...] = attrs.field(default=(), hash=False)
+    each_time: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -69,7 +71,7 @@ class Inquiry:
 class PendingApproval:
     """An approval that waits for a person. `turn_id` None: for work that the provider began by itself. Times are wall time with a zone.
 
-    `expires_at`: when the default verdict of the agent's `AskPolicy` is given; None: never.
+    `expires_at`: when the default verdict of the agent's `AskPolicy` is given; None: never. The rest is as `Approval` has it.
     """
 
     request_id: str
@@ -81,6 +83,7 @@ class PendingApproval:
     suggestions: tuple[Mapping[str, Any], ...] = attrs.field(hash=False)
     asked_at: dt.datetime
     expires_at: dt.datetime | None = None
+    each_time: bool = False
 
 
 @attrs.frozen(kw_only=True)

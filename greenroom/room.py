@@ -38,7 +38,7 @@ from greenroom.errors import JournalError, SessionStateError, StoreUnavailableEr
 from greenroom.ids import IdAllocator, RandomIds
 from greenroom.journal import Journal, Recovery
 from greenroom.journal.files import Sync
-from greenroom.journal.records import SessionOpened, Spent, TicketDecided, TicketReported
+from greenroom.journal.records import AskClosed, SessionOpened, Spent, TicketDecided, TicketReported
 from greenroom.model import Checkpoint
 from greenroom.policy.session import replay
 from greenroom.recovered import Recovered, recovered
@@ -126,6 +126,8 @@ class Greenroom:
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
         self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))
+        # What belongs to no turn is listed this once: no decision about a turn will ever close it.
+        self._keeper.put(*(AskClosed(request_id=pending.request_id) for pending in self._expired if pending.turn_id is None))
 
     def agent(self, provider: Any, **options: Any) -> Agent:
         """Return an agent of this room; the options are those of `Agent`."""

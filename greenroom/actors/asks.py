@@ -232,7 +232,7 @@ class AskDesk:
             _tell(entry.given, reached=False)
             return
         given, turn_id = entry.given, entry.pending.turn_id
-        if isinstance(given.answer, AcceptForSession):
+        if isinstance(given.answer, AcceptForSession) and not getattr(entry.pending, "each_time", True):
             self._granted.add(_key(entry.pending))
         self._resolve(entry, given.answer, given.by, reached=True)
         if isinstance(given.answer, CancelTurn) and turn_id is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import signal
 import subprocess
@@ -39,7 +40,8 @@ from greenroom import (
 )
 from greenroom.actors import messages as m
 from greenroom.actors.runtime import tell
-from greenroom.journal import Verdict
+from greenroom.journal import Journal, Verdict
+from greenroom.journal.records import AskOpened
 from greenroom.testing import FakeClock, FakeTransport
 from greenroom.testing.scripted import codex_history, conversations, history, starts
 from tests.faults import bench, codex_bench
@@ -433,3 +435,18 @@ def test_after_a_death_of_the_program_they_are_listed_as_expired(provider, tmp_p
     with Greenroom(state_dir=tmp_path / "journal") as room:
         assert room.expired_asks() == ()
         assert room.recovered() == ()
+
+
+def test_what_belonged_to_no_turn_is_listed_once(tmp_path):
+    at = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    about = {"request_id": "ask-1", "session_id": "s", "turn_id": None, "asked_at": at}
+    pending = PendingApproval(tool="Bash", input={}, reason="", suggestions=(), **about)
+    with Journal.open(tmp_path / "journal") as journal:
+        journal.begin()
+        journal.put(AskOpened(pending=pending))
+        journal.commit()
+    for expected in ((pending,), ()):
+        with Greenroom(state_dir=tmp_path / "journal") as room:
+            assert room.expired_asks() == expected
+            if expected:
+                assert room.answer("ask-1", Accept()) is False

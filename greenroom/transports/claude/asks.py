@@ -98,6 +98,7 @@ def asked(request: Request) -> Approval | Inquiry:
         input=given,
         reason=_reason(request),
         suggestions=tuple(row for row in suggestions if isinstance(row, dict)) if isinstance(suggestions, list) else (),
+        each_time=request.get("requires_user_interaction") is True,
     )
 
 

@@ -205,6 +205,14 @@ def test_a_call_that_was_accepted_for_the_session_is_not_asked_again(rig):
     assert len(rig.sent) == 2
 
 
+def test_what_a_person_decides_each_time_is_asked_each_time(rig):
+    leave = Approval(tool="ExitPlanMode", each_time=True)
+    rig.answer(rig.ask(ask=leave), AcceptForSession())
+    rig.taken()
+    rig.ask("w-2", leave)
+    assert [one.tool for one in rig.pending] == ["ExitPlanMode"]
+
+
 def test_a_plain_acceptance_is_for_once(rig):
     rig.answer(rig.ask(), Accept())
     rig.taken()

@@ -63,6 +63,11 @@ def test_a_request_waits_and_nothing_is_written(cli: Cli) -> None:
     assert not cli.of(ApprovalDenied)
 
 
+def test_to_leave_plan_mode_is_asked_each_time(cli: Cli) -> None:
+    cli.feed(asks(tool="ExitPlanMode", given={"plan": "do it"}, requires_user_interaction=True))
+    assert cli.of(Asked)[0].ask == Approval(tool="ExitPlanMode", input={"plan": "do it"}, each_time=True)
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
