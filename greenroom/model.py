@@ -14,7 +14,7 @@ class NativeMode(enum.Enum):
     """What an agent may do unasked, in the provider's own permission system.
 
     BYPASS: everything. READ_ONLY, WORKSPACE_WRITE: what the sandbox allows. ASK: hardly more than to read; the provider asks for all that
-    changes something, and `ApprovalPolicy` says what becomes of that.
+    changes something, `ApprovalPolicy` says what becomes of that, and what is accepted runs without a sandbox.
     """
 
     BYPASS = "bypass"

@@ -117,12 +117,36 @@ QUESTION = {
 }
 
 
+def asking_with(stage: CodexStage, feature: str) -> Session:
+    """Begin a session whose agent asks, with a feature of Codex that is off by itself."""
+    agent, config = stage.agent(**ASKING), stage.codex_home / "config.toml"
+    config.write_text(config.read_text().replace("[features]", f"[features]\n{feature} = true"))
+    return stage.session(agent=agent)
+
+
+def test_more_permissions_are_given_as_asked(codex_stage: CodexStage) -> None:
+    stage = codex_stage
+    call = 'TOOL request_permissions {"reason": "to download", "permissions": {"network": {"enabled": true}}}'
+    with asking_with(stage, "request_permissions_tool") as session:
+        running = stage.begin(session, f"{call}\n{call}\nTOOL request_permissions {WRITING}\nSAY done")
+        first, _, third = answering(stage, running, Accept(), Decline(), AcceptForSession())
+        running.join()
+    assert (first.tool, first.reason, first.input["network"]) == ("request_permissions", "to download", {"enabled": True})
+    assert third.input["fileSystem"]["write"] == ["/data"]
+    once, never, always = (json.loads(result) for result in shown_results(stage))
+    assert (once["permissions"]["network"], once["scope"]) == ({"enabled": True}, "turn")
+    assert never["permissions"] == {"network": None, "file_system": None}
+    assert always["scope"] == "session"
+    assert "/data" in json.dumps(always["permissions"]["file_system"])
+
+
+WRITING = '{"reason": "to write", "permissions": {"file_system": {"write": ["/data"]}}}'
+
+
 def test_the_users_answer_reaches_the_model(codex_stage: CodexStage) -> None:
     stage = codex_stage
-    agent, config = stage.agent(**ASKING), stage.codex_home / "config.toml"
     # Otherwise the model has the tool in plan mode alone.
-    config.write_text(config.read_text().replace("[features]", "[features]\ndefault_mode_request_user_input = true"))
-    with stage.session(agent=agent) as session:
+    with asking_with(stage, "default_mode_request_user_input") as session:
         question = f"TOOL request_user_input {json.dumps(QUESTION)}"
         running = stage.begin(session, f"{question}\n{question}\nSAY done")
         first, _ = answering(stage, running, Reply({"pick": "Blue"}), Decline())

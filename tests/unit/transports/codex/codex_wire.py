@@ -32,7 +32,7 @@ _ECHO = {
     NativeMode.BYPASS: ("dangerFullAccess", "never"),
     NativeMode.READ_ONLY: ("readOnly", "on-request"),
     NativeMode.WORKSPACE_WRITE: ("workspaceWrite", "on-request"),
-    NativeMode.ASK: ("readOnly", "untrusted"),
+    NativeMode.ASK: ("dangerFullAccess", "untrusted"),
 }
 
 
