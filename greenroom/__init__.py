@@ -18,6 +18,7 @@ from greenroom.asks import (
     Reply,
 )
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
     CliCheckError,
@@ -45,6 +46,7 @@ from greenroom.errors import (
     TurnFailedError,
     TurnTimeoutError,
     UnknownRequestError,
+    UnknownSessionError,
     WaitTimeoutError,
     WorkingDirectoryError,
 )
@@ -54,7 +56,9 @@ from greenroom.events import (
     ApprovalRequested,
     ApprovalResolved,
     AssistantText,
+    EventsMissed,
     Lifecycle,
+    Notice,
     ProviderError,
     QuestionAsked,
     QuestionResolved,
@@ -63,7 +67,11 @@ from greenroom.events import (
     Reasoning,
     RunFinished,
     RunStarted,
+    SessionConnecting,
+    SessionEnded,
     SessionEvent,
+    SessionFailed,
+    SessionReady,
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
@@ -71,13 +79,18 @@ from greenroom.events import (
     SteerConsumed,
     SteerDelivered,
     SteerRejected,
+    ThreadOpenRequested,
+    ThreadResumeFallback,
     ToolCall,
     ToolResult,
     TransportDied,
     TransportRestarted,
+    TurnCompleted,
     TurnInterrupted,
+    TurnStarted,
     UsageReport,
 )
+from greenroom.front import SentTurn
 from greenroom.ids import IdAllocator
 from greenroom.model import (
     ApprovalPolicy,
@@ -93,6 +106,8 @@ from greenroom.model import (
     ProviderProfile,
     ProviderUsage,
     RenewalBudget,
+    RuntimeMode,
+    SessionStatus,
     StateDirProblem,
     StdioMcpServer,
     StoreFault,
@@ -105,6 +120,7 @@ from greenroom.model import (
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
+from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import Conversation, SteerableConversation, Transport
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
@@ -144,6 +160,8 @@ __all__ = [
     "ConversationSpec",
     "CostSource",
     "Decline",
+    "EventStream",
+    "EventsMissed",
     "FailureKind",
     "Greenroom",
     "GreenroomError",
@@ -156,6 +174,7 @@ __all__ = [
     "NativeMode",
     "NativePermissions",
     "NoRunningTurnError",
+    "Notice",
     "OnDeath",
     "Option",
     "OutputSchema",
@@ -179,13 +198,22 @@ __all__ = [
     "RetryPolicy",
     "RunFinished",
     "RunStarted",
+    "RuntimeMode",
     "SchemaDialectError",
+    "SentTurn",
     "Session",
+    "SessionConnecting",
     "SessionCrashedError",
+    "SessionDirectory",
+    "SessionEnded",
     "SessionEvent",
+    "SessionFailed",
+    "SessionReady",
+    "SessionRecord",
     "SessionResumeError",
     "SessionStarted",
     "SessionStateError",
+    "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
     "StateDirError",
@@ -199,7 +227,10 @@ __all__ = [
     "StoreFailedError",
     "StoreFault",
     "StoreUnavailableError",
+    "Subscription",
     "SystemClock",
+    "ThreadOpenRequested",
+    "ThreadResumeFallback",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -210,14 +241,17 @@ __all__ = [
     "TransportRestarted",
     "Turn",
     "TurnCancelledError",
+    "TurnCompleted",
     "TurnFailedError",
     "TurnInterrupted",
     "TurnRequest",
     "TurnResult",
+    "TurnStarted",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
     "UnknownRequestError",
+    "UnknownSessionError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",

@@ -35,7 +35,7 @@ from greenroom.errors import (
     WaitTimeoutError,
     WorkingDirectoryError,
 )
-from greenroom.events import AgentEvent, EventCallback, EventHandler
+from greenroom.events import AgentEvent, EventCallback, EventHandler, Notice
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
@@ -45,6 +45,7 @@ from greenroom.model import (
     ConversationSpec,
     NativePermissions,
     ProviderUsage,
+    RenewalBudget,
     StdioMcpServer,
     TransportKind,
     Turn,
@@ -144,6 +145,7 @@ class Agent:
         resume_id: str | None = None,
         previous_usage: ProviderUsage | None = None,
         session_id: str | None = None,
+        renewal: RenewalBudget | None = UNSET,
         skill_scope: str = "ALL",
         mcp_scope: str = "ALL",
         config_scope: str = "ALL",
@@ -151,7 +153,8 @@ class Agent:
         """Begin a session in the directory `cwd`; no process is started yet. `idle_release_after` is in seconds.
 
         `session_id` names it; in a room with a `state_dir` a session of that name that is on record goes on: in its conversation, with
-        its turns. Without a name it gets a random one.
+        its turns. Without a name it gets a random one. `renewal` says when a conversation is retired (None: never); by default the
+        provider's profile does.
 
         Blocks for the check of the provider's binary (once for each binary) and for `checkpoints.load`. Raises CliNotFoundError,
         CliCheckError, ProviderCapabilityError, WorkingDirectoryError; SessionStateError when another session of this process holds the
@@ -186,6 +189,8 @@ class Agent:
                 raise TypeError(f"checkpoints.load must return a Checkpoint or None, got {checkpoint!r}")
         ids, clock = self._ids or room.ids, self._clock or room.clock
         settings = self._settings(clock, idle_release_after, checkpointing=checkpoints is not None)
+        if renewal is not UNSET:
+            settings = attrs.evolve(settings, renewal=renewal)
         found = None if session_id is None else room._find_session(session_id)
         if found is not None:
             self._check_same(found, spec, resume_id)
@@ -206,6 +211,8 @@ class Agent:
             past=found.past if found is not None else None,
             log=self._log or room.log,
         )
+        if found is not None:
+            core.created_at_s = found.opened.at_s
         if found is not None and found.spent is not None:
             core.spent, core.booked = found.spent.usage, found.spent.booked
         return Session(core, room, clock=clock, ids=ids)
@@ -279,6 +286,7 @@ class Session:
         self._clock = clock
         self._ids = ids
         self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
         self._current: TicketCore | None = None
         self._closed = False
         self._key_lock = threading.Lock()
@@ -510,7 +518,8 @@ class Session:
             if batch is _PATIENCE_OVER:
                 raise WaitTimeoutError(ticket.turn_id, wait or 0.0)
             for event in batch.events:
-                callback(event)
+                if not isinstance(event, Notice):
+                    callback(event)
             sink.consumed(len(batch.events))
 
     async def arun(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None) -> Turn:
@@ -520,7 +529,8 @@ class Session:
             if on_event is not None:
                 callback = _as_callback(on_event)
                 async for event in stream:
-                    callback(event.event)
+                    if not isinstance(event.event, Notice):
+                        callback(event.event)
             return await stream.turn()
         finally:
             stream.detach()
@@ -645,8 +655,17 @@ class Session:
         if self._closed:
             raise SessionStateError("the session is closed")
 
-    def _start(self, ticket: TurnTicket, sink: Sink | None) -> None:
-        """Mark the ticket begun, then post Run: an interrupt from now on means this turn."""
+    def _connect(self) -> Cell[None]:
+        """Have the process started before there is a turn; the cell is settled once it is ready, or will not be."""
+        transport, flags, reply = self._core.transport, NO_FLAGS, Cell[None]()
+        if isinstance(transport, StreamTransport):
+            flags = transport.flags(self._core.spec, TurnRequest(""))
+        self._core.connecting = reply
+        tell(self._ref, m.Connect(flags=flags, reply_to=reply))
+        return reply
+
+    def _start(self, ticket: TurnTicket, sink: Sink | None, begun: Cell[None] | None = None) -> None:
+        """Mark the ticket begun, then post Run: an interrupt from now on means this turn. `begun`: settled once the session's view says so."""
         self._check_ticket(ticket)
         core = ticket._core
         if core.recorded:
@@ -655,7 +674,7 @@ class Session:
         with self._lock:
             core.begin(sink)
             self._current = core
-        tell(self._ref, m.Run(turn_id=core.turn_id, ticket=core))
+        tell(self._ref, m.Run(turn_id=core.turn_id, ticket=core, begun=begun))
 
     def _check_ticket(self, ticket: TurnTicket) -> None:
         # Not whether the session is closed: that has settled the ticket, and its own error says more than ours.

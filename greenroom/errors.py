@@ -14,7 +14,8 @@ GreenroomError
 │   └── SchemaDialectError      the provider cannot take this JSON schema
 ├── ContinuityError             the session holds another conversation than the caller demands
 ├── SessionStateError           the call does not fit the state of the session or the ticket
-│   └── NoRunningTurnError      there is no turn to steer
+│   ├── NoRunningTurnError      there is no turn to steer, or to interrupt
+│   └── UnknownSessionError     there is no session under that id, or it has not been started again
 ├── UnknownRequestError         nothing was ever asked under this id
 ├── TurnCancelledError          the ticket was cancelled before it ran
 ├── SessionCrashedError         an actor of ours failed; a defect, please report it
@@ -225,6 +226,16 @@ class SessionStateError(GreenroomError):
 
 class NoRunningTurnError(SessionStateError):
     """There is no turn that could take the text; nothing was queued."""
+
+
+class UnknownSessionError(SessionStateError):
+    """No session of the room has that id. `on_record`: it is in the state directory, and can be started."""
+
+    def __init__(self, thread_id: str, *, on_record: bool = False) -> None:
+        self.thread_id = thread_id
+        self.on_record = on_record
+        self.hint = "start it again with start_session" if on_record else None
+        super().__init__(f"session {thread_id!r} is on record, but not started" if on_record else f"no session {thread_id!r} is there")
 
 
 class TurnCancelledError(GreenroomError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
@@ -13,9 +13,10 @@ from greenroom.model import ProviderUsage
 
 
 class AgentEvent:
-    """Base of all agent events."""
+    """Base of all agent events. `method` is the name under which a front end knows the kind of event; None: it has none."""
 
     __slots__ = ()
+    method: ClassVar[str | None] = None
 
 
 @attrs.frozen
@@ -43,6 +44,7 @@ class SessionStarted(AgentEvent):
 class AssistantText(AgentEvent):
     """Text of the assistant: one whole block, or one piece where partial messages were asked for."""
 
+    method: ClassVar[str] = "item/agentMessage/delta"
     text: str
 
 
@@ -57,6 +59,7 @@ class Reasoning(AgentEvent):
 class ToolCall(AgentEvent):
     """The model calls a tool."""
 
+    method: ClassVar[str] = "item/tool/started"
     tool_id: str
     tool: str
     args: Mapping[str, Any] = attrs.field(hash=False)
@@ -224,6 +227,106 @@ class TransportRestarted(AgentEvent):
     incarnation: int
 
 
+class Notice(AgentEvent):
+    """Base of what a session tells of itself and of its turns. Goes to subscribers and to `stream`; `on_event` does without.
+
+    `kind` is "session" or "turn", `message` says it in words.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+
+@attrs.frozen
+class SessionConnecting(Notice):
+    """A process is being started for the session, or joined."""
+
+    kind: ClassVar[str] = "session"
+    method: ClassVar[str] = "session/connecting"
+    message: str
+
+
+@attrs.frozen
+class ThreadOpenRequested(Notice):
+    """The provider is asked to resume the conversation `thread_id`, or (None) for a new one."""
+
+    kind: ClassVar[str] = "session"
+    method: ClassVar[str] = "session/threadOpenRequested"
+    message: str
+    thread_id: str | None = None
+
+
+@attrs.frozen
+class ThreadResumeFallback(Notice):
+    """The conversation `thread_id` could not be resumed; a new one takes its place."""
+
+    kind: ClassVar[str] = "session"
+    method: ClassVar[str] = "session/threadResumeFallback"
+    message: str
+    thread_id: str
+
+
+@attrs.frozen
+class SessionReady(Notice):
+    """The process is ready. `thread_id` is the conversation that it is in, if that has an id already."""
+
+    kind: ClassVar[str] = "session"
+    method: ClassVar[str] = "session/ready"
+    message: str
+    thread_id: str | None = None
+
+
+@attrs.frozen
+class SessionFailed(Notice):
+    """The process that was to be connected, outside of a turn, is not there; the next turn tries again."""
+
+    kind: ClassVar[str] = "session"
+    method: ClassVar[str] = "session/failed"
+    message: str
+
+
+@attrs.frozen
+class SessionEnded(Notice):
+    """The session is over: nothing of it runs, and no event follows."""
+
+    kind: ClassVar[str] = "session"
+    method: ClassVar[str] = "session/closed"
+    message: str = "Session stopped"
+
+
+@attrs.frozen
+class TurnStarted(Notice):
+    """The turn has begun."""
+
+    kind: ClassVar[str] = "turn"
+    method: ClassVar[str] = "turn/started"
+    message: str = "Turn started"
+
+
+@attrs.frozen
+class TurnCompleted(Notice):
+    """The turn has ended: `state` is "completed", "interrupted" or "error", and `message` then says which error."""
+
+    kind: ClassVar[str] = "turn"
+    method: ClassVar[str] = "turn/completed"
+    message: str
+    state: str
+
+
+@attrs.frozen
+class EventsMissed(AgentEvent):
+    """In place of events that this subscriber does not get: `count` of those numbered `first_sequence` to `last_sequence`.
+
+    They are gone from the history, or the subscriber was too slow for them. It is made for the one subscriber, no part of the session's
+    own numbering.
+    """
+
+    method: ClassVar[str] = "events/missed"
+    count: int
+    first_sequence: int
+    last_sequence: int
+
+
 @attrs.frozen
 class SessionEvent:
     """The envelope, stamped by the session's actor alone.
@@ -239,6 +342,11 @@ class SessionEvent:
     at_monotonic_s: float
     at: dt.datetime
     event: AgentEvent
+
+    @property
+    def method(self) -> str | None:
+        """The name under which a front end knows the kind of event, for instance `turn/started`; None: it has none."""
+        return self.event.method
 
 
 class EventHandler(Protocol):

@@ -54,6 +54,23 @@ class ApprovalPolicy(enum.Enum):
     ASK = "ask"
 
 
+class SessionStatus(enum.Enum):
+    """Where a session stands, for a front end."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    RUNNING = "running"
+    ERROR = "error"
+    CLOSED = "closed"
+
+
+class RuntimeMode(enum.Enum):
+    """How far an agent goes by itself: everything, or it asks a person first."""
+
+    FULL_ACCESS = "full-access"
+    APPROVAL_REQUIRED = "approval-required"
+
+
 class TransportKind(enum.Enum):
     """How a provider is reached: one long-lived process per conversation, or one process per turn."""
 
@@ -313,6 +330,7 @@ class ProviderProfile:
     """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours.
 
     `supports_asks`: `ApprovalPolicy.ASK` is possible.
+    `program` says in words what is started ("codex app-server"); empty: the name.
     """
 
     name: str
@@ -331,6 +349,7 @@ class ProviderProfile:
     auth_env_vars: tuple[str, ...] = ()
     state_root_env: str | None = None
     default_model: str | None = None
+    program: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,14 +34,17 @@ from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
 from greenroom.asks import Answer, Pending
 from greenroom.clock import Clock, SystemClock
+from greenroom.directory import SessionDirectory, found_record
 from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
+from greenroom.front import ById
 from greenroom.ids import IdAllocator, RandomIds
 from greenroom.journal import Journal, Recovery
 from greenroom.journal.files import Sync
-from greenroom.journal.records import AskClosed, SessionOpened, Spent, TicketDecided, TicketReported
+from greenroom.journal.records import AskClosed, SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
 from greenroom.model import Checkpoint
 from greenroom.policy.session import replay
 from greenroom.recovered import Recovered, recovered
+from greenroom.subscriptions import Audience, EventStream, Subscription
 from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
 
@@ -51,7 +54,7 @@ AT_EXIT_S = 2.0
 PROOF_S = 8.0
 
 
-class Greenroom:
+class Greenroom(ById):
     """Where sessions live: a context manager that leaves nothing running.
 
     `max_starting`: how many processes may be between their start and their handshake at once; `max_live`: how many may be alive (None:
@@ -87,6 +90,8 @@ class Greenroom:
         self._sessions: dict[str, Session] = {}
         self._closed = False
         self.id = self.ids.new_id("room")
+        self._open_front()
+        self.directory = SessionDirectory(self._forget_session)
         self._keeper: Keeper | None = None
         self._births: Births | None = None
         self._recovered: dict[str, Recovered] = {}
@@ -95,6 +100,7 @@ class Greenroom:
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
             self._open_journal(state_dir, sync)
+        self._audience = Audience(self._consult if self.durable else None)
         self._engine = engines.acquire()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
             self._engine.loop,
@@ -114,12 +120,16 @@ class Greenroom:
             recovery = Recovery(journal)
             left = recovery.processes()
             self.orphans = end_orphans(left)
-            found = recovered(self, recovery.unfinished(), recovery.sessions())
+            sessions = recovery.sessions()
+            found = recovered(self, recovery.unfinished(), sessions)
             self._expired = recovery.open_asks()
         except BaseException:
             journal.close()
             raise
         self._recovered = {one.turn_id: one for one in found}
+        for session in sessions:
+            if not session.removed:
+                self.directory.register(found_record(session))
         for pending in self._expired:
             self._book.settle(pending)
         self._keeper = Keeper(journal)
@@ -137,6 +147,22 @@ class Greenroom:
         """The sessions that are not closed, oldest first."""
         with self._lock:
             return tuple(session for session in self._sessions.values() if not session.closed)
+
+    def subscribe(self, subscriber: Any, session_id: str | None = None, after: int | Mapping[str, int] | None = None) -> Subscription:
+        """Have `subscriber`, a callable or a queue, get the events (SessionEvent) of one session, or of all that are and will be.
+
+        `after`: from behind this number on, out of the history, for each session alike or by session id; None: only what is new. What
+        is gone from the history, or comes faster than the subscriber takes it, is stated by an `EventsMissed`: text and reasoning beyond
+        10 000 events that wait, anything beyond 100 000. It is called on a thread of its own kind, one event at a time; raising hurts
+        nobody. Never blocks. Raises TypeError, ValueError; SessionStateError once the room is closed.
+        """
+        self._check()
+        return self._audience.subscribe(subscriber, session_id, after)
+
+    def events(self, session_id: str | None = None, after: int | Mapping[str, int] | None = None) -> EventStream:
+        """The same as a stream: read it with `get`, `for` or `async for`. It ends with the room."""
+        self._check()
+        return self._audience.events(session_id, after)
 
     def recovered(self) -> tuple[Recovered, ...]:
         """The turns that a dead program left without an outcome in its callers' hands, oldest first, as far as nothing was decided yet.
@@ -186,6 +212,7 @@ class Greenroom:
             session._core.closed.wait(deadline_s, SystemClock())
         if first:
             _rooms.discard(self)
+            self._audience.close()
             self._close_journal(in_order=reply.settled)
             engines.release(self._engine)
         return reply.get() if reply.settled else tuple(session.id for session in self.sessions())
@@ -219,7 +246,7 @@ class Greenroom:
         keeper = self._keeper
         return None if keeper is None else lambda: keeper.put(TicketReported(turn_id=turn_id))
 
-    def _consult(self, question: str, *names: str) -> Any:
+    def _consult(self, question: str, *names: str | int) -> Any:
         """Ask the journal; None without one."""
         return None if self._keeper is None else self._keeper.consult(question, *names)
 
@@ -244,6 +271,18 @@ class Greenroom:
         with self._lock:
             session = self._sessions.get(session_id)
         return None if session is None or session.closed else session
+
+    def _as_room(self) -> Greenroom:
+        return self
+
+    def _ending(self, session_id: str) -> Session | None:
+        """The session of that name that is closed or is being closed, as long as it is remembered."""
+        with self._lock:
+            return self._sessions.get(session_id)
+
+    def _forget_session(self, session_id: str) -> None:
+        if self._keeper is not None:
+            self._keeper.put(SessionClosed(session_id=session_id, removed=True))
 
     def _find_session(self, session_id: str) -> FoundSession | None:
         """Look the session up in the journal. Raises SessionStateError when it lives."""
@@ -303,7 +342,11 @@ class Greenroom:
             self._sessions[core.session_id] = session
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
-        core.room_id, core.book = self.id, self._book
+        self._audience.hub.forget_ended()
+        core.room_id, core.publish, core.book = self.id, self._audience.hub.publish, self._book
+        core.changed_at_s = self.clock.wall()
+        core.created_at_s = core.created_at_s or core.changed_at_s
+        self.directory.attach(core)
         start = functools.partial(
             SessionActor.start,
             self._dispatcher(clock),

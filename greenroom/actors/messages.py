@@ -76,14 +76,21 @@ class PrepareTurn(Message):
 
 @attrs.frozen(kw_only=True)
 class Run(Message):
-    """Run the prepared turn; its outcome goes to the ticket's cell."""
+    """Run the prepared turn; its outcome goes to the ticket's cell. `begun` is settled once the session's state says so."""
 
     turn_id: str
     ticket: TicketCore
+    begun: Cell[None] | None = None
 
     def refuse(self) -> None:
         """Settle the ticket: the session is closed."""
         self.ticket.fail(_closed())
+        self.seen()
+
+    def seen(self) -> None:
+        """Let who waits for the state look at it."""
+        if self.begun is not None:
+            self.begun.settle(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -142,6 +149,18 @@ class ReleaseConversation(Message):
 @attrs.frozen(kw_only=True)
 class ReleaseIfIdle(Message):
     """Another session waits for a live slot: give up the process if no turn needs it."""
+
+
+@attrs.frozen(kw_only=True)
+class Connect(Message):
+    """Have the session's process started before there is a turn. Answered once it is ready, or will not be."""
+
+    flags: Flags
+    reply_to: Cell[None]
+
+    def refuse(self) -> None:
+        """The session is not there: who waits finds it closed."""
+        self.reply_to.settle(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -570,7 +589,7 @@ class Consult(Message):
     """Ask the journal: the method `question` of its Recovery, with `names`. Answered with what that returns or raises."""
 
     question: str
-    names: tuple[str, ...]
+    names: tuple[str | int, ...]
     reply_to: Cell[Any]
 
     def refuse(self) -> None:

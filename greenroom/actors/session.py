@@ -17,6 +17,7 @@ import attrs
 import pykka
 
 from greenroom.actors import messages as m
+from greenroom.actors.announce import CRASHED, SPEAKING, Announcement, of_command, of_step
 from greenroom.actors.asks import AskBook, AskDesk, Hands
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
@@ -33,7 +34,7 @@ from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
 from greenroom.journal import records as r
-from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, StoreFault, Turn
+from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, SessionStatus, StoreFault
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
 from greenroom.policy.session import Phase, SessionView, Settings, State, initial, public_snapshot, step
@@ -81,6 +82,11 @@ class SessionCore:
     ref: Any = None
     close_asked: bool = False
     start: Callable[[], Ref] | None = None
+    publish: Callable[[Batch], None] | None = None
+    created_at_s: float = 0.0
+    changed_at_s: float = 0.0
+    removed: bool = False
+    connecting: Cell[None] | None = None
     heritage: Heritage | None = None
     view: SessionView = attrs.field(init=False)
     resumes: str | None = attrs.field(init=False)
@@ -102,7 +108,7 @@ class SessionCore:
 
     def give_up(self, left: Left) -> None:
         """Nobody goes on with the session after a crash: answer everybody."""
-        self.view = attrs.evolve(self.view, closed=True)
+        self.view = attrs.evolve(self.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
         left.give_up()
 
     def beginning(self, now_s: float) -> e.SessionInput:
@@ -147,6 +153,7 @@ class SessionActor(LoopActor):
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
+        self._connects: list[Cell[None]] = []
         self._conversation: tuple[int, Ref] | None = None
         self._started: set[int] = set()
         self._ending: dict[int, c.CloseConversation] = {}
@@ -209,7 +216,10 @@ class SessionActor(LoopActor):
             case m.PrepareTurn():
                 self._prepare(message)
             case m.Run():
-                self._run(message)
+                try:
+                    self._run(message)
+                finally:
+                    message.seen()
             case m.TurnEvent():
                 self._emit(message.incarnation, message.turn_id, message.events)
             case m.CreditReturned() | m.Detach():
@@ -256,6 +266,9 @@ class SessionActor(LoopActor):
                 message.reply_to.settle(None)
             case m.ReleaseIfIdle():
                 self._advance(e.Release(now_s=now_s))
+            case m.Connect():
+                self._connects.append(message.reply_to)
+                self._advance(e.Connect(now_s=now_s, flags=message.flags))
             case m.CloseSession():
                 self._asks.end("closed")
                 self._advance(e.Close(now_s=now_s))
@@ -278,13 +291,29 @@ class SessionActor(LoopActor):
         while self._inputs:
             event, before = self._inputs.popleft(), self._state
             self._state, commands = step(before, event)
-            self._core.view = public_snapshot(self._state)
+            self._publish_view()
             if self._ledger is not None:
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
+            self._announce(of_step(event, before, self._state))
             for command in commands:
                 log_command(self._core.log, self._core.session_id, command)
+                if isinstance(command, SPEAKING):
+                    self._tell_interrupt(command)
+                    self._announce(of_command(command, event, before, self._core.transport.profile))
                 self._perform(command)
         self._advancing = False
+        if self._connects and self._state.status is not SessionStatus.CONNECTING:
+            self._answer_connects()
+
+    def _answer_connects(self) -> None:
+        connects, self._connects = self._connects, []
+        for connect in connects:
+            connect.settle(None)
+
+    def _publish_view(self) -> None:
+        view = public_snapshot(self._state)
+        if view != self._core.view:
+            self._core.view, self._core.changed_at_s = view, self.dispatcher.clock.wall()
 
     def _perform(self, command: c.Command) -> None:  # noqa: C901, PLR0912 - one line a case
         match command:
@@ -318,7 +347,6 @@ class SessionActor(LoopActor):
                 self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
-                self._tell_interrupt(command.turn)
                 self._record_spend()
                 self._settle(command.turn.turn_id, lambda ticket: ticket.finish(command.turn))
             case c.Fail():
@@ -435,17 +463,27 @@ class SessionActor(LoopActor):
     # --- events
 
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
-        """Stamp events and hand them to the turn's caller and to the observers."""
+        """Stamp events and hand them to the turn's caller, to subscribers and to the observers."""
         turn_id = turn_id or self._core.view.turn_id
         for event in events:
             if type(event) is ToolCall:
                 self._calls.append(event)
             elif type(event) is TurnInterrupted:
                 self._interrupt_told = turn_id
+        self._hand_out(incarnation, turn_id, events)
+        if self._core.handlers:
+            tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+
+    def _announce(self, told: Announcement | None) -> None:
+        """Tell what the session has to say of itself; not to those who asked for bare events."""
+        if told is not None:
+            self._hand_out(told.incarnation, told.turn_id, told.events)
+
+    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None
-        if sink is not None or self._ledger is not None:
+        if sink is not None or self._ledger is not None or self._core.publish is not None:
             clock = self.dispatcher.clock
             batch = Batch(
                 session_id=self._core.session_id,
@@ -460,8 +498,8 @@ class SessionActor(LoopActor):
                 self._record(*self._ledger.told(self._state, batch))
             if sink is not None and turn_id is not None:
                 self._hand_over(turn_id, sink, batch)
-        if self._core.handlers:
-            tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
+            if self._core.publish is not None:
+                self._core.publish(batch)
 
     def _hand_over(self, turn_id: str, sink: Sink, batch: Batch) -> None:
         if sink.put(batch):
@@ -483,10 +521,10 @@ class SessionActor(LoopActor):
         else:
             self._look_later(turn_id)
 
-    def _tell_interrupt(self, turn: Turn) -> None:
+    def _tell_interrupt(self, command: c.Command) -> None:
         """Say that the turn was interrupted, if no process was there to say it."""
-        if turn.result.interrupted and self._interrupt_told != turn.turn_id:
-            self._emit(0, turn.turn_id, (TurnInterrupted(),))
+        if isinstance(command, c.Finish) and command.turn.result.interrupted and self._interrupt_told != command.turn.turn_id:
+            self._emit(0, command.turn.turn_id, (TurnInterrupted(),))
 
     def _hold_reading(self, *, hold: bool) -> None:
         if self._conversation is not None:
@@ -775,7 +813,7 @@ class SessionActor(LoopActor):
             state_home=str(getattr(core.transport, "state_home", "")),
             spec=core.spec,
             settings=core.past.settings if core.past is not None else core.settings,
-            at_s=self.dispatcher.clock.wall(),
+            at_s=core.created_at_s or self.dispatcher.clock.wall(),
             checkpoint_key=core.store_key,
         )
         self._record(opened)
@@ -798,7 +836,7 @@ class SessionActor(LoopActor):
             self._gate.drain()
             self._retire()
         else:
-            self._record(r.SessionClosed(session_id=self._core.session_id))
+            self._record(r.SessionClosed(session_id=self._core.session_id, removed=self._core.removed))
             self._gate.hold(lambda _error: self._retire())
             self._watch_gate()
 
@@ -809,6 +847,7 @@ class SessionActor(LoopActor):
     def on_down(self, error: BaseException | None) -> None:
         """Settle whatever is open. In order nothing is; after a crash nobody may wait for ever."""
         self._over = True
+        self._answer_connects()
         crashed: BaseException = (
             SessionStateError("the session is closed") if error is None else SessionCrashedError(self._core.session_id, repr(error))
         )
@@ -831,7 +870,8 @@ class SessionActor(LoopActor):
             if heir:
                 tell(self._supervisor, m.SessionCrashed(session_id=self._core.session_id, core=self._core, left=left))
             else:
-                self._core.view = attrs.evolve(self._core.view, closed=True)
+                self._core.view = attrs.evolve(self._core.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
+                self._announce(CRASHED)
                 tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
             # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
             if self._conversation is not None:

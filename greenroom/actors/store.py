@@ -332,7 +332,7 @@ class Keeper:
         """Have records written; nobody waits for them."""
         tell(self.ref(), m.Record(records=records))
 
-    def consult(self, question: str, *names: str) -> Any:
+    def consult(self, question: str, *names: str | int) -> Any:
         """Return what the journal's Recovery answers. Blocks, bounded; never on the loop. Raises StoreUnavailableError, JournalError."""
         reply: Cell[Any] = Cell()
         tell(self.ref(), m.Consult(question=question, names=names, reply_to=reply))

@@ -21,6 +21,7 @@ from greenroom.events import (
     ApprovalDenied,
     ApprovalRequested,
     ApprovalResolved,
+    Notice,
     QuestionAsked,
     QuestionResolved,
     SessionEvent,
@@ -36,7 +37,7 @@ HIGH_WATER = 512
 LOW_WATER = 128
 LIFTED_BOUND = 20_000
 KEPT_ALWAYS = (
-    *(SteerDelivered, SteerConsumed, SteerRejected, TurnInterrupted, UsageReport),
+    *(Notice, SteerDelivered, SteerConsumed, SteerRejected, TurnInterrupted, UsageReport),
     *(ApprovalDenied, ApprovalRequested, ApprovalResolved, QuestionAsked, QuestionResolved),
 )
 

@@ -56,9 +56,10 @@ class SessionOpened(Record):
 
 @attrs.frozen(kw_only=True)
 class SessionClosed(Record):
-    """The session ended in order; its history may be forgotten."""
+    """The session ended in order; its history may be forgotten. `removed`: for good, it is not to be begun again."""
 
     session_id: str
+    removed: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -214,11 +215,15 @@ class AskClosed(Record):
 
 @attrs.frozen(kw_only=True)
 class RecoveredSession:
-    """A session as recorded. `last_conversation_id`: the last one that it is known to have been in, held still or not."""
+    """A session as recorded. `last_conversation_id`: the last one that it is known to have been in, held still or not.
+
+    `removed`: it was ended for good.
+    """
 
     opened: SessionOpened
     closed_at_s: float | None
     last_conversation_id: str | None
+    removed: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -30,11 +30,13 @@ from greenroom.policy.events import SessionInput
 _TICKET = """SELECT request.body, ticket.attempt, ticket.receipt, ticket.how, ticket.conversation_id, ticket.incarnation,
     ticket.taken_attempt, outcome.body, ticket.reported, ticket.decision, ticket.at_s
     FROM ticket JOIN request USING (turn_id) LEFT JOIN outcome USING (turn_id)"""
-_SESSION = "SELECT opened, closed_at_s, last_conversation FROM session"
+_SESSION = "SELECT opened, closed_at_s, last_conversation, removed FROM session"
 _EVENTS = """SELECT turn_id, first_sequence, incarnation, at_monotonic_s, at_wall_s, body FROM agent_events
     WHERE session = ?1 AND last_sequence > ?2
         AND first_sequence >= coalesce((SELECT max(first_sequence) FROM agent_events WHERE session = ?1 AND first_sequence <= ?2 + 1), 0)
     ORDER BY first_sequence LIMIT ?3"""
+
+_PAGE_BATCHES = 500
 
 
 class Recovery:
@@ -118,9 +120,12 @@ class Recovery:
         return found.last_conversation_id if found else None
 
     def _session(self, row: tuple[Any, ...]) -> RecoveredSession:
-        opened, closed_at_s, conversation_id = row
+        opened, closed_at_s, conversation_id, removed = row
         return RecoveredSession(
-            opened=self._value(opened, SessionOpened), closed_at_s=closed_at_s, last_conversation_id=text_of(conversation_id)
+            opened=self._value(opened, SessionOpened),
+            closed_at_s=closed_at_s,
+            last_conversation_id=text_of(conversation_id),
+            removed=bool(removed),
         )
 
     def progress(self, session_id: str) -> tuple[int, int]:
@@ -158,6 +163,10 @@ class Recovery:
         batches = tuple(self._batch(session_id, after_sequence, row) for row in found[:max_batches])
         complete = len(found) <= max_batches
         return EventHistory(batches=batches, gaps=tuple(_gaps(batches, after_sequence, trimmed_to if complete else 0)), complete=complete)
+
+    def events_page(self, session_id: str, after_sequence: int) -> EventHistory:
+        """The same, in pieces that a reader can hold."""
+        return self.events(session_id, after_sequence, max_batches=_PAGE_BATCHES)
 
     def calls(self, session_id: str, turn_id: str) -> tuple[ToolCall, ...]:
         """Return the tool calls that were seen in the turn, in order."""

@@ -47,13 +47,16 @@ _RETENTION = (
         (SELECT min(first_sequence) - 1 FROM agent_events WHERE agent_events.session = session.seq), 0)""",
 )
 
+# A session that was stopped is not listed, and not begun again.
+_DIRECTORY = ("ALTER TABLE session ADD COLUMN removed INTEGER NOT NULL DEFAULT 0",)
+
 # What waits for a person; a row goes when it does so no more.
 _ASKS = (
     "CREATE TABLE ask (seq INTEGER PRIMARY KEY, request_id NOT NULL UNIQUE, turn_id, body TEXT NOT NULL)",
     "CREATE INDEX ask_by_turn ON ask (turn_id)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _ASKS)
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _DIRECTORY, _ASKS)
 """Step number n makes version n out of version n - 1."""
 
 CORE_TABLES = ("session", "ticket", "request", "outcome", "checkpoint", "process", "spent")

@@ -88,12 +88,12 @@ class Writer:
 
     def _session_opened(self, record: r.SessionOpened) -> None:
         sql = """INSERT INTO session (session_id, opened) VALUES (?, ?)
-            ON CONFLICT (session_id) DO UPDATE SET opened = excluded.opened, closed_at_s = NULL"""
+            ON CONFLICT (session_id) DO UPDATE SET opened = excluded.opened, closed_at_s = NULL, removed = 0"""
         self._run(sql, column(record.session_id), self._codec.encode(record))
 
     def _session_closed(self, record: r.SessionClosed, at_s: float) -> None:
-        sql = "UPDATE session SET closed_at_s = ? WHERE session_id = ?"
-        if self._run(sql, at_s, column(record.session_id)) == 0:
+        sql = "UPDATE session SET closed_at_s = ?, removed = ? WHERE session_id = ?"
+        if self._run(sql, at_s, int(record.removed), column(record.session_id)) == 0:
             raise _unknown("session", record.session_id)
 
     def _converses(self, session_id: Column, conversation_id: str | None) -> None:

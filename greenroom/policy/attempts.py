@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from greenroom.errors import SessionResumeError
 from greenroom.policy.commands import Execute, How, Open, WaitReason
 from greenroom.policy.move import Move, drop, end_process, keep_deadline, wait
@@ -19,18 +21,23 @@ def open_process(move: Move, now_s: float) -> None:
         return
     if resume_id is None:
         _begin_fresh(move)
-    ticket, incarnation = move.ticket, move.state.incarnations + 1
-    process = Process(incarnation=incarnation, flags=ticket.flags, resumed=resume_id)
-    move.change(phase=Phase.OPENING, incarnations=incarnation, process=process)
+    move.change(phase=Phase.OPENING)
     keep_deadline(move)
+    start_process(move, resume_id, move.ticket.flags, after_death=move.ticket.cut)
+
+
+def start_process(move: Move, resume_id: str | None, flags: Hashable, *, after_death: bool = False) -> None:
+    """Have the next process started; it is the current one from now on, and ready later."""
+    incarnation = move.state.incarnations + 1
+    move.change(incarnations=incarnation, process=Process(incarnation=incarnation, flags=flags, resumed=resume_id))
     move.emit(
         Open(
             incarnation=incarnation,
             resume_id=resume_id,
             proposed_id=move.state.proposed_id if resume_id is None else None,
             previous_usage=move.state.held.usage,
-            flags=ticket.flags,
-            after_death=ticket.cut,
+            flags=flags,
+            after_death=after_death,
         )
     )
 

@@ -13,6 +13,7 @@ from greenroom.errors import TransportDiedError
 from greenroom.model import OnDeath, TurnResult
 from greenroom.policy.attempts import execute, open_process
 from greenroom.policy.commands import How, ReportDeath, WaitReason
+from greenroom.policy.connect import died_connecting, is_connecting
 from greenroom.policy.events import Died, Swallowed
 from greenroom.policy.move import Move, drop, remember, wait
 from greenroom.policy.outcome import fail, finish
@@ -41,8 +42,12 @@ def died(move: Move, event: Died) -> None:
         return
     move.change(ending=move.state.ending - {event.incarnation})
     if move.is_current(event.incarnation):
+        connecting, process = is_connecting(move), move.state.process
         move.change(process=None)
-        _died_current(move, event)
+        if connecting and process is not None:
+            died_connecting(move, event, process.flags)
+        else:
+            _died_current(move, event)
 
 
 def _died_current(move: Move, event: Died) -> None:

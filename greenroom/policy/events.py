@@ -83,6 +83,13 @@ class RunBegan(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Connect(Event):
+    """The caller wants a process before there is a turn. `flags`: what it is started with, as in RunBegan."""
+
+    flags: Hashable = None
+
+
+@attrs.frozen(kw_only=True)
 class Opened(Event):
     """A process is ready. `conversation_id`: the id that the transport uses (None: not known yet).
 
@@ -215,6 +222,7 @@ SessionInput = (
     | Prepare
     | Cancelled
     | RunBegan
+    | Connect
     | Opened
     | Named
     | Succeeded

@@ -6,6 +6,7 @@ from greenroom.errors import CliExitError, GreenroomError, SessionResumeError, T
 from greenroom.model import FailureKind
 from greenroom.policy.attempts import resume_refused
 from greenroom.policy.commands import WaitReason
+from greenroom.policy.connect import connect_failed, is_connecting
 from greenroom.policy.events import Failed
 from greenroom.policy.move import Move, forget_process, remember, wait
 from greenroom.policy.outcome import fail
@@ -15,6 +16,9 @@ from greenroom.policy.state import Phase, Ticket
 
 def failed(move: Move, event: Failed) -> None:
     """Take up an attempt or a start that failed by an answer of the provider."""
+    if is_connecting(move) and move.is_current(event.incarnation):
+        connect_failed(move, event)
+        return
     opening = move.state.phase is Phase.OPENING and move.is_current(event.incarnation)
     if not opening and (event.turn_id is None or not move.runs(event.turn_id, event.incarnation)):
         move.ignore("that attempt does not run any more")

@@ -11,7 +11,7 @@ from greenroom.model import Continuity, ProviderUsage, Turn, TurnResult
 from greenroom.policy.commands import Fail, Finish
 from greenroom.policy.move import Move, drop, end_process, save
 from greenroom.policy.renewal import renewal_due
-from greenroom.policy.state import Phase, Ticket
+from greenroom.policy.state import Phase, Ticket, text_of
 
 
 def finish(move: Move, result: TurnResult, now_s: float, *, forced: bool = False) -> None:
@@ -75,7 +75,8 @@ def _conclude(move: Move, outcome: Finish | Fail, now_s: float, *, forget: str |
     elif move.ticket.attempt > 0:
         save(move)
     move.emit(outcome)
-    move.change(ticket=None, phase=Phase.IDLE, idle_since_s=now_s)
+    failure = text_of(outcome.error) if isinstance(outcome, Fail) else None
+    move.change(ticket=None, phase=Phase.IDLE, idle_since_s=now_s, failure=failure)
     if move.state.closing:
         end_process(move, reason="closed")
         move.change(phase=Phase.CLOSED)

@@ -24,11 +24,13 @@ from greenroom.errors import (
 from greenroom.model import Checkpoint, TurnResult
 from greenroom.policy.attempts import execute, is_another, open_process, refuse_another
 from greenroom.policy.commands import AdoptVerdict, Command, Fail, Grant, InterruptAttempt, Refusal, Refuse, ReportRestart, Stop, WaitReason
+from greenroom.policy.connect import connect, connected, is_connecting
 from greenroom.policy.deaths import can_go_on, died, swallowed
 from greenroom.policy.events import (
     Adopt,
     Cancelled,
     Close,
+    Connect,
     DeadlinePassed,
     Died,
     Failed,
@@ -70,6 +72,8 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
             _cancelled(move, event)
         case RunBegan():
             _run_began(move, event)
+        case Connect():
+            connect(move, event)
         case Opened():
             _opened(move, event)
         case Named():
@@ -224,6 +228,7 @@ def _run_began(move: Move, event: RunBegan) -> None:
 
 def _begin(move: Move, event: RunBegan) -> None:
     move.mark(flags=event.flags)
+    move.change(failure=None)
     ticket, held = move.ticket, move.state.held
     if ticket.interrupted:
         _finish_unrun(move, event.now_s)
@@ -231,6 +236,8 @@ def _begin(move: Move, event: RunBegan) -> None:
         fail(move, SessionResumeError(ticket.expected_conversation, detail="the session lost it before the turn ran"), event.now_s)
     elif ticket.maybe_taken and not can_go_on(move):
         fail(move, TransportDiedError(reason="the host died, and nobody can find out whether the provider took the message"), event.now_s)
+    elif is_connecting(move) and move.state.process is not None and move.state.process.flags == ticket.flags and not ticket.maybe_taken:
+        move.change(phase=Phase.OPENING)  # its start is on already
     elif _fits(move.state, ticket) and not ticket.maybe_taken:
         execute(move, event.now_s)
     else:
@@ -245,11 +252,13 @@ def _fits(state: State, ticket: Ticket) -> bool:
     """Say whether the live process can take the turn; one whose conversation could not be found again has to."""
     if state.process is None:
         return False
-    return state.process.flags == ticket.flags or (state.held.reached and state.resumable_id is None)
+    return state.process.ready and (state.process.flags == ticket.flags or (state.held.reached and state.resumable_id is None))
 
 
 def _release(move: Move) -> None:
-    if move.state.process is None or move.state.phase in BEGUN or move.state.resumable_id is None:
+    state = move.state
+    nothing_lost = state.resumable_id is not None or (not state.held.reached and not state.held.settled)
+    if state.process is None or not state.process.ready or state.phase in BEGUN or not nothing_lost:
         move.ignore("there is no idle process whose conversation could be resumed")
         return
     end_process(move, reason="released")
@@ -282,12 +291,16 @@ def _stop_if_over(move: Move) -> None:
 
 def _opened(move: Move, event: Opened) -> None:
     process = move.state.process
-    if process is None or process.incarnation != event.incarnation or move.state.phase is not Phase.OPENING:
+    if process is None or process.incarnation != event.incarnation or process.ready:
         move.ignore("that process is not being opened")
+        return
+    if is_connecting(move):
+        connected(move, event)
         return
     if is_another(move, event.conversation_id):
         refuse_another(move, event.conversation_id, event.now_s)
         return
+    move.change(process=attrs.evolve(process, ready=True))
     move.hold(opened_id=event.conversation_id or move.state.held.opened_id)
     ticket = move.ticket
     if ticket.recovering:
@@ -313,7 +326,8 @@ def _named(move: Move, event: Named) -> None:
 def _take_name(move: Move, conversation_id: str) -> None:
     """A conversation into which nothing was sent yet keeps its name to itself: it could not be resumed by it."""
     held = move.state.held
-    if move.state.phase is Phase.OPENING and not held.settled:
+    unused = move.state.phase not in BEGUN and not held.reached
+    if not held.settled and (unused or move.state.phase is Phase.OPENING):
         move.hold(opened_id=conversation_id)
     elif move.state.phase in BEGUN:
         move.hold(public_id=conversation_id, reached=True)

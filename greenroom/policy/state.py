@@ -8,7 +8,7 @@ from collections.abc import Hashable
 import attrs
 
 from greenroom.errors import GreenroomError, TransportDiedError
-from greenroom.model import ProviderUsage, RenewalBudget, TurnRequest
+from greenroom.model import ProviderUsage, RenewalBudget, SessionStatus, TurnRequest
 from greenroom.policy.bill import Bill
 from greenroom.policy.commands import How, WaitReason
 from greenroom.policy.restart import RestartPolicy
@@ -35,6 +35,14 @@ class Settings:
     retries_in_place: bool = False
 
 
+def text_of(error: GreenroomError) -> str:
+    """Return what an error says; a user's own may raise even then."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # noqa: BLE001
+        return type(error).__name__
+
+
 class Phase(enum.Enum):
     """Where the session stands. OPENING, RUNNING and WAITING have a begun turn."""
 
@@ -51,12 +59,16 @@ BEGUN = frozenset({Phase.OPENING, Phase.RUNNING, Phase.WAITING})
 
 @attrs.frozen(kw_only=True)
 class Process:
-    """The current process. `resumed` is the conversation that it was told to resume; `named`: the provider has told its id."""
+    """The current process. `resumed` is the conversation that it was told to resume; `named`: the provider has told its id.
+
+    `ready`: it has been opened, and takes attempts.
+    """
 
     incarnation: int
     flags: Hashable = None
     resumed: str | None = None
     named: bool = False
+    ready: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -126,7 +138,10 @@ class Waiting:
 
 @attrs.frozen(kw_only=True)
 class State:
-    """All that a session knows. `ending`: processes that we ended and whose end has not been reported; `deaths`: when, in the window."""
+    """All that a session knows. `ending`: processes that we ended and whose end has not been reported; `deaths`: when, in the window.
+
+    `failure`: what the last turn failed of, or the last start of a process outside of a turn, until something goes well again.
+    """
 
     settings: Settings
     phase: Phase = Phase.IDLE
@@ -141,6 +156,7 @@ class State:
     waits: int = 0
     waiting: Waiting | None = None
     idle_since_s: float = 0.0
+    failure: str | None = None
     closing: bool = False
     stopped: bool = False
 
@@ -155,6 +171,24 @@ class State:
         if self.phase is Phase.OPENING:
             return "start slot"
         return self.waiting.reason.value if self.waiting else None
+
+    @property
+    def status(self) -> SessionStatus:
+        """Where it stands for a front end. A begun turn is running, whatever it waits for; an error is over with the next turn."""
+        if self.closing:
+            return SessionStatus.CLOSED
+        if self.phase in BEGUN:
+            return SessionStatus.RUNNING
+        if self.process is not None and not self.process.ready:
+            return SessionStatus.CONNECTING
+        return SessionStatus.READY if self.failure is None else SessionStatus.ERROR
+
+    @property
+    def last_error(self) -> str | None:
+        """What went wrong last and has not been made good; while a retry is waited for, what it is retried for."""
+        if self.ticket is not None and self.ticket.failure is not None:
+            return text_of(self.ticket.failure)
+        return self.failure
 
     @property
     def proposed_id(self) -> str | None:
@@ -173,7 +207,10 @@ class State:
 
 @attrs.frozen(kw_only=True)
 class SessionView:
-    """What others may know of a session. `turn_id`: the prepared or begun turn; `incarnation`: the current process, 0 for none."""
+    """What others may know of a session. `turn_id`: the prepared or begun turn; `incarnation`: the current process, 0 for none.
+
+    `active_turn_id`: the begun turn; `stopped`: it is over, and nothing of it runs.
+    """
 
     phase: Phase
     conversation_id: str | None
@@ -182,6 +219,10 @@ class SessionView:
     waiting_reason: str | None
     incarnation: int
     closed: bool
+    status: SessionStatus = SessionStatus.READY
+    active_turn_id: str | None = None
+    last_error: str | None = None
+    stopped: bool = False
 
 
 def initial(settings: Settings) -> State:
@@ -199,4 +240,8 @@ def public_snapshot(state: State) -> SessionView:
         waiting_reason=state.waiting_reason,
         incarnation=state.process.incarnation if state.process else 0,
         closed=state.closing,
+        status=state.status,
+        active_turn_id=state.ticket.turn_id if state.ticket and state.phase in BEGUN else None,
+        last_error=state.last_error,
+        stopped=state.stopped,
     )

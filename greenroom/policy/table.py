@@ -30,6 +30,7 @@ from greenroom.policy.events import (
     Adopt,
     Cancelled,
     Close,
+    Connect,
     DeadlinePassed,
     Died,
     Failed,
@@ -49,6 +50,7 @@ from greenroom.policy.events import (
 )
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.session import Settings, State, initial, step
+from greenroom.policy.state import BEGUN
 
 _NONCE = "00000000-0000-4000-8000-000000000001"
 _SETTINGS = Settings(session_nonce=_NONCE, retry_delays=(30.0,), checkpointing=True, chooses_ids=True, retries_in_place=True)
@@ -56,6 +58,7 @@ _REQUEST = TurnRequest("…", timeout=60.0)
 
 _PREPARE = Prepare(now_s=0, turn_id="t1", nonce=_NONCE, request=_REQUEST)
 _RUN = RunBegan(now_s=0, turn_id="t1", flags="a")
+_CONNECT = Connect(now_s=0, flags="a")
 _OPENED = Opened(now_s=0, incarnation=1)
 _NAMED = Named(now_s=0, incarnation=1, conversation_id="c1")
 _DONE = Succeeded(now_s=0, turn_id="t1", incarnation=1, result=TurnResult(text="ok"))
@@ -73,7 +76,11 @@ _TAKEN_UP = Start(now_s=0, checkpoint=Checkpoint("c1"))
 SITUATIONS: tuple[tuple[str, tuple[SessionInput, ...]], ...] = (
     ("idle: nothing has happened", ()),
     ("idle: a turn has ended, its process lives", (*_RUNNING, _DONE)),
+    ("idle: connecting to a fresh conversation", (_CONNECT,)),
+    ("idle: connecting to a conversation that is resumed", (_TAKEN_UP, _CONNECT)),
+    ("idle: connected, and nothing was sent", (_CONNECT, _OPENED)),
     ("prepared: no process", (_PREPARE,)),
+    ("prepared: connecting", (_TAKEN_UP, _CONNECT, _PREPARE)),
     ("prepared: a process lives", (*_RUNNING, _DONE, attrs.evolve(_PREPARE, turn_id="t2"))),
     ("opening: a fresh conversation", _OPENING),
     ("opening: a conversation is resumed", (_TAKEN_UP, *_OPENING)),
@@ -108,6 +115,7 @@ def _happenings(state: State) -> Iterable[tuple[str, SessionInput]]:
     yield "RunBegan", RunBegan(now_s=99, turn_id=turn_id, flags="a")
     yield "RunBegan(other flags)", RunBegan(now_s=99, turn_id=turn_id, flags="b")
     yield "RunBegan(another ticket)", RunBegan(now_s=99, turn_id="t0")
+    yield "Connect", attrs.evolve(_CONNECT, now_s=99)
     yield "Opened", Opened(now_s=99, incarnation=incarnation)
     yield "Named", Named(now_s=99, incarnation=incarnation, conversation_id="c1")
     yield "Succeeded", done
@@ -180,7 +188,9 @@ def _on_death_section() -> list[str]:
 
 
 def _where(state: State) -> str:
-    return f"{state.phase.value}, {'process ' + str(state.process.incarnation) if state.process else 'no process'}"
+    process = "no process" if state.process is None else f"process {state.process.incarnation}"
+    connecting = state.process is not None and not state.process.ready and state.phase not in BEGUN
+    return f"{state.phase.value}, {process}{' connecting' if connecting else ''}{', an error' if state.failure is not None else ''}"
 
 
 def told(commands: Iterable[Command]) -> str:

@@ -388,6 +388,21 @@ def test_a_crash_of_its_actor_closes_what_waits_and_the_session_goes_on(tmp_path
         assert room.expired_asks() == ()
 
 
+def test_approval_required_of_a_front_end_asks(house):
+    assert house.room.start_session("t", house.transport, runtime_mode="approval-required", cwd=house.directory).status.value == "ready"
+    sent = house.room.send_turn("t", lines(house.words["ask"], "SAY done"))
+    (pending,) = house.pending()
+    assert house.room.pending("t") == (pending,)
+    assert house.room.directory.get("t").status.value == "running"
+    assert house.room.answer(pending.request_id, Accept())
+    assert sent.wait(PATIENCE_S).result.text == "done"
+    again = house.room.send_turn("t", lines(house.words["other"], "SAY never"))
+    house.pending()
+    house.room.stop_session("t")
+    assert again.wait(PATIENCE_S).result.interrupted
+    assert house.room.pending() == ()
+
+
 # --- the program itself
 
 

@@ -56,6 +56,7 @@ PROFILE = ProviderProfile(
     renewal=RenewalBudget(max_turns=2, max_turn_input_tokens=10_000_000, max_turn_duration_ms=600_000),
     auth_env_vars=("OPENAI_API_KEY", "CODEX_API_KEY"),
     state_root_env="CODEX_HOME",
+    program="codex app-server",
 )
 
 

@@ -200,7 +200,8 @@ def test_the_first_word_of_the_provider_proves_once_that_it_has_the_message(rig)
     for _ in range(2):
         rig.tell(m.TurnEvent(incarnation=1, turn_id=core.turn_id, events=(AssistantText("x"),)))
     assert rig.written(r.TicketTaken) == [r.TicketTaken(turn_id=core.turn_id, attempt=1)]
-    assert [record.first_sequence for record in rig.written(r.AgentEvents)] == [1, 2]
+    said = [record.first_sequence for record in rig.written(r.AgentEvents) if AssistantText("x") in record.events]
+    assert said == [said[0], said[0] + 1]
 
 
 def test_tickets_that_never_ran_are_on_record_as_discarded(rig):

@@ -56,7 +56,7 @@ def old(state_dir):
 def test_an_old_journal_is_brought_up_to_date_and_keeps_what_is_in_it(old):
     for _ in range(2):
         with Journal.open(old, clock_wall=lambda: 9.0) as journal:
-            assert journal.rows("SELECT * FROM schema_version") == [(1, 5.0), (2, 9.0), (3, 9.0)]
+            assert journal.rows("SELECT * FROM schema_version") == [(1, 5.0), (2, 9.0), (3, 9.0), (4, 9.0)]
             recovery = Recovery(journal)
             assert [(ticket.turn_id, ticket.verdict, ticket.at_s) for ticket in recovery.unfinished()] == [("t-1", Verdict.UNKNOWN, 7.0)]
             assert recovery.inputs("s-1") == (named(1).event,)
@@ -118,7 +118,7 @@ def test_a_newer_version_is_refused_and_left_as_it_is(state_dir):
         journal._connection.execute("INSERT INTO schema_version VALUES (99, 1.0)")
     before = (state_dir / "journal.db").read_bytes()
     for _ in range(2):
-        with pytest.raises(StateDirError, match="version 99, and this program knows up to version 3") as caught:
+        with pytest.raises(StateDirError, match="version 99, and this program knows up to version 4") as caught:
             Journal.open(state_dir)
         assert caught.value.problem is StateDirProblem.NEWER_VERSION
     assert (state_dir / "journal.db").read_bytes() == before

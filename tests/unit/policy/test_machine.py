@@ -40,6 +40,7 @@ from greenroom.policy.events import (
     Adopt,
     Cancelled,
     Close,
+    Connect,
     DeadlinePassed,
     Died,
     Failed,
@@ -84,7 +85,7 @@ SETTINGS = st.builds(
     retries_in_place=st.booleans(),
 )
 
-WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies"]
+WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "connect", "connect"]
 PASSAGES = ["probe)", "continue, attempt", "retry, attempt", "Finish(reset)", "Finish(replaced)", "in use", "after a death", "Stop"]
 
 
@@ -205,9 +206,15 @@ class World(RuleBasedStateMachine):
         for child in self.children.values():
             assert child.gone or child.told, "a second live process"
         assert command.incarnation == len(self.children) + 1
-        turn_id = self.state.ticket.turn_id
-        assert turn_id in self.begun - set(self.ended)
         assert command.resume_id is None or self.first.settings.supports_resume
+        ticket = self.state.ticket
+        if self.connecting:
+            assert self.state.phase not in BEGUN
+            assert ticket is None or not ticket.keepsake or command.resume_id in (None, ticket.expected_conversation)
+            self.children[command.incarnation] = Child(command)
+            return
+        turn_id = ticket.turn_id
+        assert turn_id in self.begun - set(self.ended)
         prepare, grant = self.tickets[turn_id], self.grants[turn_id]
         demands = (prepare.pin or prepare.expect_conversation) and grant.expected_conversation
         assert not demands or command.resume_id is not None, "a demanded conversation was replaced"
@@ -253,6 +260,11 @@ class World(RuleBasedStateMachine):
     def executing(self):
         return self.current is not None and self.current.running is not None
 
+    @property
+    def connecting(self) -> bool:
+        process = self.state.process
+        return process is not None and not process.ready and self.state.phase not in BEGUN
+
     def fresh_name(self):
         self.names += 1
         self.given_ids.add(f"c-{self.names}")
@@ -287,6 +299,8 @@ class World(RuleBasedStateMachine):
                 self.interrupt_overtakes_the_run(self.state.ticket.turn_id)
             case "release":
                 self.tell(Release)
+            case "connect":
+                self.tell(Connect, flags=data.draw(st.sampled_from("ab")))
             case "adopt":
                 self.given_ids.add("c-adopted")
                 self.tell(Adopt, request_id="r", checkpoint=Checkpoint("c-adopted"))
@@ -514,6 +528,9 @@ class World(RuleBasedStateMachine):
         assert (state.waiting is not None) == (state.phase is Phase.WAITING)
         assert state.process is None or not self.children[state.process.incarnation].gone
         assert state.phase not in {Phase.OPENING, Phase.RUNNING} or state.process is not None
+        assert state.phase is not Phase.OPENING or not state.process.ready
+        assert state.phase is not Phase.RUNNING or state.process.ready
+        assert state.process is None or state.process.ready == self.children[state.process.incarnation].ready
         assert state.process is None or state.phase is not Phase.CLOSED
         assert state.stopped == (self.stops == 1)
         view = public_snapshot(state)
@@ -668,6 +685,7 @@ ANY_EVENT = st.one_of(
     ),
     st.builds(Cancelled, now_s=NOW, turn_id=TURN),
     st.builds(RunBegan, now_s=NOW, turn_id=TURN, flags=st.sampled_from("ab")),
+    st.builds(Connect, now_s=NOW, flags=st.sampled_from("ab")),
     st.builds(Opened, now_s=NOW, incarnation=NUMBER, conversation_id=st.none() | NAME, slot_wait_s=NOW),
     st.builds(Named, now_s=NOW, incarnation=NUMBER, conversation_id=NAME),
     st.builds(

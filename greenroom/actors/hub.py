@@ -1,0 +1,275 @@
+"""Where a room's events can be had by anybody: a bounded history of each session, and who listens. Thread-safe; waits for nobody.
+
+Sessions publish on the loop; that costs an append, and one more for each listener. A listener's buffer is its own: when it is full,
+deltas are dropped and counted first, and the place where they were is marked (`EventsMissed`).
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import attrs
+
+from greenroom.actors.ticket import Batch
+from greenroom.events import AgentEvent, AssistantText, EventsMissed, RawOutput, Reasoning, SessionEnded, Stderr, ToolCall, ToolResult
+
+HISTORY_EVENTS = 2_000
+HISTORY_CHARS = 2_000_000
+ENDED_KEPT = 64
+BUFFER_EVENTS = 10_000
+LOSSLESS_EVENTS = 100_000
+DELTAS = frozenset({AssistantText, Reasoning, Stderr, RawOutput})
+"""What a subscriber that is too slow does without first."""
+
+_TEXTS = (AssistantText, Reasoning, RawOutput)
+
+
+def _chars(events: tuple[AgentEvent, ...]) -> int:
+    """About how much text events hold."""
+    chars = 0
+    for event in events:
+        if isinstance(event, _TEXTS):
+            chars += len(event.text)
+        elif isinstance(event, ToolResult):
+            chars += len(event.stdout) + len(event.stderr)
+        elif isinstance(event, ToolCall):
+            chars += sum(len(value) for value in event.args.values() if isinstance(value, str))
+    return chars
+
+
+def later_than(batch: Batch, sequence: int) -> Batch | None:
+    """Return the part of the batch behind event number `sequence`, or None."""
+    skipped = sequence + 1 - batch.first_sequence
+    if skipped <= 0:
+        return batch
+    return attrs.evolve(batch, first_sequence=sequence + 1, events=batch.events[skipped:]) if skipped < len(batch.events) else None
+
+
+def last_of(batch: Batch) -> int:
+    """Return the number of the batch's last event."""
+    return batch.first_sequence + len(batch.events) - 1
+
+
+@attrs.define
+class Ring:
+    """The latest events of one session, oldest first: HISTORY_EVENTS or HISTORY_CHARS of text at most, but the latest batch in any case."""
+
+    batches: collections.deque[Batch] = attrs.field(factory=collections.deque)
+    sizes: collections.deque[int] = attrs.field(factory=collections.deque)
+    events: int = 0
+    chars: int = 0
+    last: int = 0
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch; forget the oldest ones for it."""
+        events, count = batch.events, len(batch.events)
+        chars = _chars(events)
+        self.batches.append(batch)
+        self.sizes.append(chars)
+        self.last = batch.first_sequence + count - 1
+        self.events += count
+        self.chars += chars
+        while (self.events > HISTORY_EVENTS or self.chars > HISTORY_CHARS) and len(self.batches) > 1:
+            self.events -= len(self.batches.popleft().events)
+            self.chars -= self.sizes.popleft()
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest event that is there."""
+        return self.batches[0].first_sequence
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing follows."""
+        return isinstance(self.batches[-1].events[-1], SessionEnded)
+
+
+@attrs.frozen
+class Missed:
+    """The mark in place of events that a listener does not get; numbers are of `batch`'s session, whose stamp it bears."""
+
+    batch: Batch
+    told: EventsMissed
+
+
+Item = Batch | Missed
+
+
+class Buffer:
+    """What one listener has not had yet. The hub puts; the listener takes, on any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: collections.deque[Item] = collections.deque()
+        self._events = 0
+        self._wakers: list[Callable[[], None]] = []
+        self._ended = False
+        self.left = False
+        self.dropped = 0
+
+    def put(self, batch: Batch) -> None:
+        """Take a batch, or what there is room for of it. Never blocks for long, never raises."""
+        with self._lock:
+            if self._ended:
+                return
+            if self._events + len(batch.events) > BUFFER_EVENTS:
+                self._squeeze(batch)
+            else:
+                self._items.append(batch)
+                self._events += len(batch.events)
+            wakers, self._wakers = self._wakers, []
+        for waker in wakers:
+            waker()
+
+    def seed(self, items: Iterable[Item]) -> None:
+        """Begin with these."""
+        with self._lock:
+            for item in items:
+                self._items.append(item)
+                self._events += len(item.events) if isinstance(item, Batch) else 0
+
+    def _squeeze(self, batch: Batch) -> None:
+        for index, event in enumerate(batch.events):
+            one = attrs.evolve(batch, first_sequence=batch.first_sequence + index, events=(event,))
+            if self._events >= LOSSLESS_EVENTS or (type(event) in DELTAS and self._events >= BUFFER_EVENTS):
+                self.dropped += 1
+                self._miss(one)
+            else:
+                self._items.append(one)
+                self._events += 1
+
+    def _miss(self, one: Batch) -> None:
+        last = self._items[-1] if self._items else None
+        number = one.first_sequence
+        if isinstance(last, Missed) and last.batch.session_id == one.session_id:
+            told = EventsMissed(last.told.count + 1, last.told.first_sequence, number)
+            self._items[-1] = Missed(one, told)
+        else:
+            self._items.append(Missed(one, EventsMissed(1, number, number)))
+
+    def take(self) -> Item | None:
+        """Return the next item, or None when there is none now."""
+        with self._lock:
+            if not self._items:
+                return None
+            item = self._items.popleft()
+            self._events -= len(item.events) if isinstance(item, Batch) else 0
+            return item
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left, and nothing comes."""
+        with self._lock:
+            return self._ended and not self._items
+
+    def end(self, *, drop: bool = False) -> None:
+        """Nothing comes any more; what is there can still be taken, unless it is dropped."""
+        with self._lock:
+            self._ended = True
+            if drop:
+                self.left = True
+                self._items.clear()
+            wakers, self._wakers = self._wakers, []
+        for waker in wakers:
+            waker()
+
+    def when_ready(self, waker: Callable[[], None]) -> None:
+        """Call `waker` once, when something can be taken or it has ended; perhaps at once. It must not block or raise."""
+        with self._lock:
+            if not self._items and not self._ended:
+                self._wakers.append(waker)
+                return
+        waker()
+
+
+@attrs.frozen(kw_only=True)
+class Missing:
+    """What the history here does not have of one session: the events behind `after`, up to before `before` (None: all of them)."""
+
+    session_id: str
+    after: int
+    before: int | None
+
+
+After = int | Mapping[str, int] | None
+
+
+class Hub:
+    """A room's histories and listeners."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rings: dict[str, Ring] = {}
+        self._everywhere: tuple[Buffer, ...] = ()
+        self._of: dict[str, tuple[Buffer, ...]] = {}
+        self._closed = False
+
+    def publish(self, batch: Batch) -> None:
+        """Take events of a session. Called on the loop."""
+        with self._lock:
+            ring = self._rings.get(batch.session_id)
+            if ring is None or batch.first_sequence <= ring.last:  # a session of that name begins anew
+                ring = self._rings[batch.session_id] = Ring()
+            ring.add(batch)
+            if self._everywhere:
+                for buffer in self._everywhere:
+                    buffer.put(batch)
+            if self._of:
+                for buffer in self._of.get(batch.session_id, ()):
+                    buffer.put(batch)
+
+    def join(self, buffer: Buffer, session_id: str | None, after: After) -> tuple[Missing, ...]:
+        """Let the buffer have what is published from now on, behind what is kept; return what is not kept of what was asked for."""
+        with self._lock:
+            missing: list[Missing] = []
+            for known, number in self._asked(session_id, after).items():
+                missing.extend(self._seed(buffer, known, number))
+            if self._closed:
+                buffer.end()
+            elif session_id is None:
+                self._everywhere = (*self._everywhere, buffer)
+            else:
+                self._of[session_id] = (*self._of.get(session_id, ()), buffer)
+            return tuple(missing)
+
+    def _asked(self, session_id: str | None, after: After) -> dict[str, int]:
+        if after is None:
+            return {}
+        if isinstance(after, int):
+            return dict.fromkeys(self._rings if session_id is None else (session_id,), after)
+        return {known: number for known, number in after.items() if session_id in (None, known)}
+
+    def _seed(self, buffer: Buffer, session_id: str, after: int) -> Iterable[Missing]:
+        ring = self._rings.get(session_id)
+        if ring is None:
+            return (Missing(session_id=session_id, after=after, before=None),)
+        # A number that was never given out is one of another life: then all that is there is news.
+        after = after if after <= ring.last else 0
+        later = (later_than(batch, after) for batch in ring.batches)
+        buffer.seed(batch for batch in later if batch is not None)
+        return (Missing(session_id=session_id, after=after, before=ring.first),) if ring.first > after + 1 else ()
+
+    def leave(self, buffer: Buffer) -> None:
+        """Let the buffer have nothing more. Any thread; idempotent."""
+        with self._lock:
+            self._everywhere = tuple(one for one in self._everywhere if one is not buffer)
+            self._of = {name: rest for name, some in self._of.items() if (rest := tuple(one for one in some if one is not buffer))}
+        buffer.end(drop=True)
+
+    def forget_ended(self) -> None:
+        """Forget the histories of all but the ENDED_KEPT sessions that ended last."""
+        with self._lock:
+            ended = [name for name, ring in self._rings.items() if ring.ended]
+            for name in sorted(ended, key=lambda name: self._rings[name].batches[-1].at_monotonic_s)[:-ENDED_KEPT]:
+                del self._rings[name]
+
+    def close(self) -> None:
+        """Nothing is published any more: every listener ends once it has had what there is. Idempotent."""
+        with self._lock:
+            self._closed = True
+            buffers = {*self._everywhere, *(buffer for some in self._of.values() for buffer in some)}
+            self._everywhere, self._of = (), {}
+        for buffer in buffers:
+            buffer.end()

@@ -1,0 +1,308 @@
+"""The front door by id: calls that name a session and a turn, for a front end that holds no handles. Another face of the same actors.
+
+`ById` is a part of `Greenroom`. Thread-safe; every call has an asynchronous twin with an `a` before its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from greenroom.actors import messages as m
+from greenroom.actors.cell import Cell
+from greenroom.actors.runtime import tell
+from greenroom.actors.ticket import TicketState
+from greenroom.agent import Agent, Session, TurnTicket
+from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
+from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
+from greenroom.model import ApprovalPolicy, NativePermissions, RuntimeMode, Turn, TurnRequest
+from greenroom.streams import waker
+from greenroom.transports.base import Transport
+from greenroom.transports.catalog import PROVIDERS
+
+if TYPE_CHECKING:
+    from greenroom.room import Greenroom
+
+DEFAULT_PROVIDER = "codex"
+HOMES = {"codex": "CODEX_HOME", "claude": "CLAUDE_CONFIG_DIR"}
+OPTIONS = frozenset({"binary_path", "home_path", "env"})
+PERMISSIONS = {
+    RuntimeMode.FULL_ACCESS: (NativePermissions.bypass(), ApprovalPolicy.DENY),
+    RuntimeMode.APPROVAL_REQUIRED: (NativePermissions.ask(), ApprovalPolicy.ASK),
+}
+
+ProviderOptions = Mapping[str, Mapping[str, Any]]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class SentTurn:
+    """A turn that was sent. It runs whether or not anybody waits for it."""
+
+    thread_id: str
+    turn_id: str
+    _session: Session = attrs.field(repr=False)
+    _ticket: TurnTicket = attrs.field(repr=False)
+
+    @property
+    def resume_cursor(self) -> dict[str, str] | None:
+        """What another session may go on from, as of now; None before the provider has named the conversation."""
+        return cursor_of(self._session.conversation_id)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the outcome is there."""
+        return self._ticket.ended
+
+    def wait(self, timeout: float | None = None) -> Turn:
+        """Wait for the outcome, at most `timeout` seconds. Raises the turn's error, or WaitTimeoutError; the turn goes on."""
+        return self._ticket.wait(timeout)
+
+    async def await_turn(self) -> Turn:
+        """The same, in an event loop."""
+        await _settled(self._ticket._core.cell)
+        return self._ticket.wait()
+
+
+async def _settled(cell: Cell[Any]) -> None:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    cell.when_settled(waker(loop, done))
+    await done
+
+
+class ById:
+    """The calls of `Greenroom` that name a session by its id. Any thread; a forked child and a closed room are refused by name."""
+
+    directory: SessionDirectory
+
+    if TYPE_CHECKING:
+
+        def _check(self) -> None: ...
+        def _check_process(self) -> None: ...
+        def _living(self, session_id: str) -> Session | None: ...
+        def _ending(self, session_id: str) -> Session | None: ...
+        def _as_room(self) -> Greenroom: ...
+        def _consult(self, question: str, *names: str | int) -> Any: ...
+
+    def _open_front(self) -> None:
+        self._front_lock = threading.Lock()
+        self._stopped: set[str] = set()
+
+    # --- sessions
+
+    def start_session(
+        self,
+        thread_id: str,
+        provider: str | Transport | None = None,
+        *,
+        runtime_mode: RuntimeMode | str,
+        cwd: Path | str | None = None,
+        model: str | None = None,
+        resume_cursor: Mapping[str, str] | None = None,
+        provider_options: ProviderOptions | None = None,
+        timeout: float | None = None,
+    ) -> SessionRecord:
+        """Start a session under an id of the caller's, and its process; return its record once it is ready, or an error.
+
+        `provider`: a name ("codex" by default) or a ready transport. `runtime_mode` "full-access": the agent is asked for nothing;
+        "approval-required": what it wants to change is asked for first. `cwd`: this process's by default. `resume_cursor`: what another
+        session's record had; a conversation that is gone gives way to a new one, any other failure to resume is an error. A session on
+        record (`state_dir`) goes on in its conversation, with the provider, directory and model that it had unless they are named.
+        `provider_options`: `binary_path`, `home_path` and `env` by the provider's name. After `timeout` seconds the record is returned as
+        it is, connecting.
+
+        Blocks for the check of the binary and the start. Raises SessionStateError for an id that is started already, or was stopped, and
+        what `Agent` and `Agent.session` raise; ValueError and TypeError for arguments that cannot be meant. What the start of the process
+        fails of is in the record (`last_error`).
+        """
+        session, connected = self._begin_session(
+            thread_id,
+            provider,
+            runtime_mode=runtime_mode,
+            cwd=cwd,
+            model=model,
+            resume_cursor=resume_cursor,
+            provider_options=provider_options,
+        )
+        connected.wait(timeout, session._clock)
+        return record_of(session._core)
+
+    async def astart_session(self, thread_id: str, provider: str | Transport | None = None, **options: Any) -> SessionRecord:
+        """The same as `start_session`, in an event loop."""
+        timeout = options.pop("timeout", None)
+        session, connected = await asyncio.to_thread(self._begin_session, thread_id, provider, **options)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_settled(connected), timeout)
+        return record_of(session._core)
+
+    def _begin_session(
+        self,
+        thread_id: str,
+        provider: str | Transport | None = None,
+        *,
+        runtime_mode: RuntimeMode | str,
+        cwd: Path | str | None = None,
+        model: str | None = None,
+        resume_cursor: Mapping[str, str] | None = None,
+        provider_options: ProviderOptions | None = None,
+    ) -> tuple[Session, Cell[None]]:
+        self._check()
+        _check_id(thread_id)
+        mode, resume_id = RuntimeMode(runtime_mode), _conversation_of(resume_cursor)
+        self._check_startable(thread_id)
+        known = self.directory.get(thread_id)
+        agent = Agent(
+            _transport(provider or (known.provider if known is not None else DEFAULT_PROVIDER), provider_options or {}),
+            permissions=PERMISSIONS[mode][0],
+            approvals=PERMISSIONS[mode][1],
+            model=model or (known.model if known is not None else None),
+            room=self._as_room(),
+        )
+        session = agent.session(
+            cwd or (known.cwd if known is not None else None) or Path.cwd(), session_id=thread_id, resume_id=resume_id, renewal=None
+        )
+        return session, session._connect()
+
+    def _check_startable(self, thread_id: str) -> None:
+        with self._front_lock:
+            stopped = thread_id in self._stopped
+        found = None if stopped else self._consult("session", thread_id)
+        if stopped or (found is not None and found.removed):
+            raise SessionStateError(f"session {thread_id!r} was stopped; start another one, which may take its resume cursor")
+
+    def session(self, thread_id: str) -> Session:
+        """Return the handle of a session by its id. Raises UnknownSessionError."""
+        self._check_process()
+        session = self._living(thread_id)
+        if session is None:
+            raise UnknownSessionError(thread_id, on_record=self.directory.get(thread_id) is not None)
+        return session
+
+    def stop_session(self, thread_id: str) -> bool:
+        """End a session for good: its turn is interrupted, what waits for a person is declined, its process is ended, it leaves the
+        directory, and then `session/closed` is told. In this order; returns when all is done.
+
+        False: it was stopped before. It cannot be started again under its id. Raises UnknownSessionError.
+        """
+        session, first = self._leaving(thread_id)
+        if session is not None:
+            session.close()
+        return first
+
+    async def astop_session(self, thread_id: str) -> bool:
+        """The same as `stop_session`, in an event loop."""
+        session, first = await asyncio.to_thread(self._leaving, thread_id)
+        if session is not None:
+            await session.aclose()
+        return first
+
+    def _leaving(self, thread_id: str) -> tuple[Session | None, bool]:
+        """Return the session that is to be closed, and whether it is this call that stops it."""
+        self._check_process()
+        with self._front_lock:
+            if thread_id in self._stopped:
+                return self._ending(thread_id), False
+            session = self.session(thread_id)
+            session._core.removed = True
+            self._stopped.add(thread_id)
+            return session, True
+
+    # --- turns
+
+    def send_turn(
+        self,
+        thread_id: str,
+        input: str,  # noqa: A002 - the name that front ends know
+        attachments: Iterable[Any] = (),
+        model: str | None = None,
+        interaction_mode: Any = "default",
+    ) -> SentTurn:
+        """Send a prompt and begin the turn; it is named when this returns, and runs whether or not anybody waits for it.
+
+        Raises UnknownSessionError, SessionStateError while a turn runs, ValueError for an empty input, and what `prepare_turn` raises.
+        """
+        session = self.session(thread_id)
+        request = _request(input, tuple(attachments), model, interaction_mode)
+        with session._send_lock:
+            ticket, begun = session.prepare_turn(request), Cell[None]()
+            session._start(ticket, None, begun)
+        begun.wait(None, session._clock)
+        return SentTurn(thread_id=thread_id, turn_id=ticket.turn_id, session=session, ticket=ticket)
+
+    async def asend_turn(self, thread_id: str, input: str, **options: Any) -> SentTurn:  # noqa: A002
+        """The same as `send_turn`, in an event loop."""
+        return await asyncio.to_thread(self.send_turn, thread_id, input, **options)
+
+    def interrupt_turn(self, thread_id: str, turn_id: str | None = None) -> bool:
+        """End the running turn, if it is the one that `turn_id` names; the conversation is kept. Returns at once.
+
+        False: no turn was named, and none runs. Raises UnknownSessionError, and NoRunningTurnError when another turn runs or none.
+        """
+        session = self.session(thread_id)
+        core = session._current
+        running = core if core is not None and core.state is TicketState.BEGUN and not core.cell.settled else None
+        if turn_id is not None and (running is None or running.turn_id != turn_id):
+            other = "no turn runs" if running is None else f"turn {running.turn_id!r} does"
+            raise NoRunningTurnError(f"turn {turn_id!r} of session {thread_id!r} does not run: {other}")
+        if running is None:
+            return False
+        tell(session._ref, m.Interrupt(turn_id=running.turn_id))
+        return True
+
+    async def ainterrupt_turn(self, thread_id: str, turn_id: str | None = None) -> bool:
+        """The same as `interrupt_turn`."""
+        return self.interrupt_turn(thread_id, turn_id)
+
+
+def _check_id(thread_id: object) -> None:
+    if not isinstance(thread_id, str):
+        raise TypeError(f"thread_id must be a str, got {type(thread_id).__name__}")
+    if not thread_id.strip():
+        raise ValueError("thread_id must not be empty")
+
+
+def _conversation_of(cursor: object) -> str | None:
+    if cursor is None:
+        return None
+    conversation_id = cursor.get("threadId") if isinstance(cursor, Mapping) else None
+    if not isinstance(conversation_id, str) or not conversation_id:
+        raise ValueError(f"resume_cursor must be what a session's record had, like {{'threadId': …}}, got {cursor!r}")
+    return conversation_id
+
+
+def _transport(provider: str | Transport, options: ProviderOptions) -> Transport:
+    """Return the provider's transport. Raises ProviderCapabilityError for a provider or an option that there is not."""
+    for name, given in options.items():
+        unknown = sorted(set(given) - OPTIONS)
+        if name not in PROVIDERS or unknown:
+            what = f"no option {unknown[0]!r}" if name in PROVIDERS else "no such provider"
+            raise ProviderCapabilityError(f"provider_options: {what}", provider=name, hint=f"known options: {', '.join(sorted(OPTIONS))}")
+    if not isinstance(provider, str):
+        if options:
+            raise ProviderCapabilityError("provider_options belong to the transport; a ready one has its own")
+        return provider
+    factory = PROVIDERS.get(provider)
+    if factory is None:
+        raise ProviderCapabilityError(f"unknown provider {provider!r}", hint=f"known providers: {', '.join(sorted(PROVIDERS))}")
+    given = options.get(provider, {})
+    env, home = given.get("env"), given.get("home_path")
+    if home is not None:
+        env = {**(os.environ if env is None else env), HOMES[provider]: os.fspath(home)}
+    return factory(binary=given.get("binary_path"), env=env)
+
+
+def _request(text: object, attachments: tuple[Any, ...], model: str | None, interaction_mode: Any) -> TurnRequest:
+    if not isinstance(text, str):
+        raise TypeError(f"input must be a str, got {type(text).__name__}")
+    if not text.strip() and not attachments:
+        raise ValueError("input must not be empty")
+    if attachments or model is not None or interaction_mode != "default":
+        raise ProviderCapabilityError("attachments, a model of its own and another interaction mode for a turn are not supported yet")
+    return TurnRequest(text)

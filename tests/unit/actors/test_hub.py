@@ -1,0 +1,184 @@
+"""A room's history and its listeners' buffers: what is kept, what is dropped first, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from greenroom.actors import hub as hubs
+from greenroom.actors.hub import Buffer, Hub, Missed, Missing, later_than
+from greenroom.actors.ticket import Batch
+from greenroom.events import AssistantText, EventsMissed, SessionEnded, ToolResult, TurnCompleted
+
+
+def batch(first, *events, session="s"):
+    events = events or (AssistantText("x"),)
+    return Batch(
+        session_id=session,
+        turn_id="t",
+        incarnation=1,
+        first_sequence=first,
+        at_monotonic_s=float(first),
+        at_wall_s=0.0,
+        events=tuple(events),
+    )
+
+
+def numbers(buffer):
+    """Return the numbers of the events that the buffer has, a pair for a mark."""
+    found = []
+    while (item := buffer.take()) is not None:
+        if isinstance(item, Missed):
+            found.append((item.told.count, item.told.first_sequence, item.told.last_sequence))
+        else:
+            found += range(item.first_sequence, item.first_sequence + len(item.events))
+    return found
+
+
+def joined(hub, session_id=None, after=None):
+    buffer = Buffer()
+    return buffer, hub.join(buffer, session_id, after)
+
+
+def test_only_what_is_new_unless_asked():
+    hub = Hub()
+    hub.publish(batch(1))
+    buffer, missing = joined(hub)
+    hub.publish(batch(2))
+    assert (numbers(buffer), missing) == ([2], ())
+
+
+def test_from_a_number_on_even_within_a_batch():
+    hub = Hub()
+    hub.publish(batch(1, *[AssistantText("x")] * 3))
+    hub.publish(batch(4))
+    assert numbers(joined(hub, "s", 2)[0]) == [3, 4]
+    assert numbers(joined(hub, None, {"s": 3, "other": 1})[0]) == [4]
+    assert later_than(batch(1), 1) is None
+
+
+def test_one_session_or_all():
+    hub = Hub()
+    one, everything = joined(hub, "a")[0], joined(hub)[0]
+    hub.publish(batch(1, session="a"))
+    hub.publish(batch(1, session="b"))
+    assert (numbers(one), numbers(everything)) == ([1], [1, 1])
+
+
+def test_history_is_bounded_by_events_and_what_is_gone_is_stated(monkeypatch):
+    monkeypatch.setattr(hubs, "HISTORY_EVENTS", 5)
+    hub = Hub()
+    for number in range(1, 11):
+        hub.publish(batch(number))
+    buffer, missing = joined(hub, "s", 2)
+    assert missing == (Missing(session_id="s", after=2, before=6),)
+    assert numbers(buffer) == [6, 7, 8, 9, 10]
+    assert joined(hub, "s", 5)[1] == ()
+
+
+def test_history_is_bounded_by_size(monkeypatch):
+    monkeypatch.setattr(hubs, "HISTORY_CHARS", 1000)
+    hub = Hub()
+    for number in range(1, 5):
+        hub.publish(batch(number, ToolResult("1", "Bash", stdout="x" * 600)))
+    assert numbers(joined(hub, "s", 0)[0]) == [4]
+
+
+def test_a_number_from_another_life_gives_all_there_is():
+    hub = Hub()
+    hub.publish(batch(1))
+    assert numbers(joined(hub, "s", 500)[0]) == [1]
+
+
+def test_a_session_that_begins_anew_has_a_new_history():
+    hub = Hub()
+    hub.publish(batch(7, SessionEnded()))
+    hub.publish(batch(1))
+    assert numbers(joined(hub, "s", 0)[0]) == [1]
+
+
+def test_histories_of_ended_sessions_are_forgotten_in_time(monkeypatch):
+    monkeypatch.setattr(hubs, "ENDED_KEPT", 2)
+    hub = Hub()
+    for number in range(1, 6):
+        hub.publish(batch(number, SessionEnded(), session=f"s{number}"))
+    hub.publish(batch(1, session="living"))
+    hub.forget_ended()
+    assert set(hub._rings) == {"s4", "s5", "living"}
+
+
+def test_a_full_buffer_drops_deltas_and_keeps_the_rest(monkeypatch):
+    monkeypatch.setattr(hubs, "BUFFER_EVENTS", 3)
+    hub = Hub()
+    buffer, _ = joined(hub)
+    for number in range(1, 6):
+        hub.publish(batch(number))
+    hub.publish(batch(6, TurnCompleted("Turn completed", "completed"), AssistantText("x")))
+    assert buffer.dropped == 3
+    assert numbers(buffer) == [1, 2, 3, (2, 4, 5), 6, (1, 7, 7)]
+
+
+def test_what_must_not_be_lost_is_lost_beyond_its_own_bound(monkeypatch):
+    monkeypatch.setattr(hubs, "BUFFER_EVENTS", 1)
+    monkeypatch.setattr(hubs, "LOSSLESS_EVENTS", 2)
+    hub = Hub()
+    buffer, _ = joined(hub)
+    for number in range(1, 5):
+        hub.publish(batch(number, TurnCompleted("", "error")))
+    assert (numbers(buffer), buffer.dropped) == ([1, 2, (2, 3, 4)], 2)
+
+
+def test_once_there_is_room_again_all_is_taken_again(monkeypatch):
+    monkeypatch.setattr(hubs, "BUFFER_EVENTS", 1)
+    hub = Hub()
+    buffer, _ = joined(hub)
+    hub.publish(batch(1))
+    hub.publish(batch(2))
+    assert numbers(buffer) == [1, (1, 2, 2)]
+    hub.publish(batch(3))
+    assert numbers(buffer) == [3]
+
+
+def test_marks_of_two_sessions_stay_apart(monkeypatch):
+    monkeypatch.setattr(hubs, "BUFFER_EVENTS", 0)
+    hub = Hub()
+    buffer, _ = joined(hub)
+    for session in ("a", "a", "b"):
+        hub.publish(batch(1, session=session))
+    first, second = buffer.take(), buffer.take()
+    assert (first.batch.session_id, first.told.count) == ("a", 2)
+    assert (second.batch.session_id, second.told) == ("b", EventsMissed(1, 1, 1))
+
+
+def test_a_waker_is_called_once_and_at_once_if_there_is_something():
+    hub, calls = Hub(), []
+    buffer, _ = joined(hub)
+    buffer.when_ready(lambda: calls.append(1))
+    assert calls == []
+    hub.publish(batch(1))
+    hub.publish(batch(2))
+    assert calls == [1]
+    buffer.when_ready(lambda: calls.append(2))
+    assert calls == [1, 2]
+
+
+@pytest.mark.parametrize("session_id", [None, "s"])
+def test_who_left_gets_nothing(session_id):
+    hub = Hub()
+    buffer, _ = joined(hub, session_id)
+    hub.publish(batch(1))
+    hub.leave(buffer)
+    hub.leave(buffer)
+    hub.publish(batch(2))
+    assert (numbers(buffer), buffer.over) == ([], True)
+    assert (hub._everywhere, hub._of) == ((), {})
+
+
+def test_the_end_comes_behind_what_there_is():
+    hub = Hub()
+    buffer, _ = joined(hub, "s")
+    hub.publish(batch(1))
+    hub.close()
+    assert not buffer.over
+    assert (numbers(buffer), buffer.over) == ([1], True)
+    late, _ = joined(hub, "s", 0)
+    assert (numbers(late), late.over) == ([1], True)
