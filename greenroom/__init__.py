@@ -2,6 +2,9 @@
 
 import logging
 
+from greenroom import _loading
+
+# isort: split
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
 from greenroom.asks import (
@@ -18,6 +21,7 @@ from greenroom.asks import (
     Reply,
 )
 from greenroom.clock import Clock, SystemClock
+from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
     AuthUnavailableError,
@@ -33,6 +37,7 @@ from greenroom.errors import (
     NoRunningTurnError,
     ProcessClosedError,
     ProviderCapabilityError,
+    QueryFailedError,
     ReapError,
     SchemaDialectError,
     SessionCrashedError,
@@ -51,6 +56,7 @@ from greenroom.errors import (
     WorkingDirectoryError,
 )
 from greenroom.events import (
+    AccountInUse,
     AgentEvent,
     ApprovalDenied,
     ApprovalRequested,
@@ -75,6 +81,7 @@ from greenroom.events import (
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
+    Stalled,
     Stderr,
     SteerConsumed,
     SteerDelivered,
@@ -91,7 +98,10 @@ from greenroom.events import (
     UsageReport,
 )
 from greenroom.front import SentTurn
+from greenroom.history import Account, AccountKind, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.ids import IdAllocator
+from greenroom.journal import Retention
+from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -117,11 +127,22 @@ from greenroom.model import (
     TurnRequest,
     TurnResult,
 )
+from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.room import Greenroom
+from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import EventStream, Subscription
-from greenroom.transports.base import Conversation, SteerableConversation, Transport
+from greenroom.transports.base import (
+    AccountTransport,
+    Conversation,
+    ForkTransport,
+    HistoryTransport,
+    RollbackTransport,
+    SteerableConversation,
+    Transport,
+)
 from greenroom.transports.checkpoints import CheckpointStore, InMemoryCheckpointStore
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 from greenroom.transports.codex.transport import CodexAppServerTransport
@@ -130,10 +151,15 @@ __version__ = "0.1.0"
 
 # A library is silent until its user configures logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+_loading.done()
 
 __all__ = [
     "Accept",
     "AcceptForSession",
+    "Account",
+    "AccountInUse",
+    "AccountKind",
+    "AccountTransport",
     "Agent",
     "AgentEvent",
     "Answer",
@@ -153,6 +179,7 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "ClosingOnSignals",
     "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
@@ -163,13 +190,18 @@ __all__ = [
     "EventStream",
     "EventsMissed",
     "FailureKind",
+    "ForkTransport",
     "Greenroom",
     "GreenroomError",
+    "HistoryTransport",
     "HostAuthUnplannableError",
     "IdAllocator",
     "InMemoryCheckpointStore",
+    "ItemKind",
     "JournalError",
     "Lifecycle",
+    "Liveness",
+    "LivenessReason",
     "McpConfigError",
     "NativeMode",
     "NativePermissions",
@@ -185,6 +217,7 @@ __all__ = [
     "ProviderError",
     "ProviderProfile",
     "ProviderUsage",
+    "QueryFailedError",
     "Question",
     "QuestionAsked",
     "QuestionResolved",
@@ -195,9 +228,12 @@ __all__ = [
     "RenewalBudget",
     "Reply",
     "RestartPolicy",
+    "Retention",
     "RetryPolicy",
+    "RollbackTransport",
     "RunFinished",
     "RunStarted",
+    "RunningTool",
     "RuntimeMode",
     "SchemaDialectError",
     "SentTurn",
@@ -216,6 +252,9 @@ __all__ = [
     "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
+    "StallAction",
+    "StallPolicy",
+    "Stalled",
     "StateDirError",
     "StateDirProblem",
     "Stderr",
@@ -229,8 +268,11 @@ __all__ = [
     "StoreUnavailableError",
     "Subscription",
     "SystemClock",
+    "Thread",
+    "ThreadItem",
     "ThreadOpenRequested",
     "ThreadResumeFallback",
+    "ThreadTurn",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
@@ -247,6 +289,7 @@ __all__ = [
     "TurnRequest",
     "TurnResult",
     "TurnStarted",
+    "TurnStatus",
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
@@ -255,4 +298,6 @@ __all__ = [
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
+    "account",
+    "default_state_dir",
 ]

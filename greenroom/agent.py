@@ -6,6 +6,7 @@ No method may be called from the loop thread, which runs no code of users. Block
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import queue
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from greenroom import conversations
 from greenroom.actors import messages as m
 from greenroom.actors.asks import answer_ask
 from greenroom.actors.cell import Cell
@@ -36,9 +38,11 @@ from greenroom.errors import (
     WorkingDirectoryError,
 )
 from greenroom.events import AgentEvent, EventCallback, EventHandler, Notice
+from greenroom.history import Account, Thread
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
+from greenroom.liveness import Liveness, Pulse
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -55,6 +59,7 @@ from greenroom.policy.commands import How
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.session import Settings
+from greenroom.policy.stall import StallPolicy
 from greenroom.streams import TurnStream, waker
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
@@ -78,8 +83,10 @@ class Agent:
     `provider` is a name ("claude") or a ready transport. `permissions` and `approvals` have no default: the caller decides.
     `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `asks` says how long a
     request waits for a person under `ApprovalPolicy.ASK`, and what becomes of it then. `event_handlers` are called on the observer's
-    thread with the events of every session. Any thread. Raises ProviderCapabilityError for an unknown provider, and for options that the
-    transport already has.
+    thread with the events of every session. `stall` says when a running turn has been silent for too long, and what is done then (by
+    default it is told, after a quarter of an hour); None: nothing is. Any thread.
+
+    Raises ProviderCapabilityError for an unknown provider, and for options that the transport already has.
     """
 
     def __init__(
@@ -97,6 +104,7 @@ class Agent:
         asks: AskPolicy = AskPolicy(),  # noqa: B008 - frozen
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        stall: StallPolicy | None = StallPolicy(),  # noqa: B008 - frozen
         event_handlers: tuple[EventCallback | EventHandler, ...] = (),
         log: logging.Logger | None = None,
         check_timeout: float = 15.0,
@@ -117,6 +125,7 @@ class Agent:
         self._ids = ids
         self._retry = retry
         self._restart = restart
+        self._stall = stall
         self._handlers = tuple(_as_callback(handler) for handler in event_handlers)
         self._log = log
         self.permissions = permissions
@@ -209,13 +218,32 @@ class Agent:
             asks=self._asks,
             ledger=found.ledger if found is not None else (Ledger(session_id=session_id) if room.durable else None),
             past=found.past if found is not None else None,
+            pulse=Pulse(heard_s=clock.monotonic()),
+            monotonic=clock.monotonic,
             log=self._log or room.log,
         )
         if found is not None:
             core.created_at_s = found.opened.at_s
         if found is not None and found.spent is not None:
             core.spent, core.booked = found.spent.usage, found.spent.booked
-        return Session(core, room, clock=clock, ids=ids)
+        alike = functools.partial(
+            self.session,
+            spec.cwd,
+            mcp_servers=spec.mcp_servers,
+            reasoning_effort=reasoning_effort,
+            idle_release_after=idle_release_after,
+            skill_scope=skill_scope,
+            mcp_scope=mcp_scope,
+            config_scope=config_scope,
+        )
+        return Session(core, room, clock=clock, ids=ids, alike=alike)
+
+    def account(self) -> Account:
+        """Return which account this agent's processes use, as the provider says it. Blocks; calls no model.
+
+        Raises ProviderCapabilityError for a transport that does not tell, CliNotFoundError, QueryFailedError.
+        """
+        return conversations.account(self.transport)
 
     def _check_same(self, found: FoundSession, spec: ConversationSpec, resume_id: str | None) -> None:
         """Refuse to go on with a session as something that it is not."""
@@ -237,6 +265,7 @@ class Agent:
             # A test's clock wants the delays as they are written.
             retry_delays=self._retry.delays_data(random.Random() if isinstance(clock, SystemClock) else None),  # noqa: S311 - jitter
             restart=self._restart,
+            stall=self._stall,
             renewal=profile.renewal,
             idle_release_after_s=idle_release_after_s,
             checkpointing=checkpointing,
@@ -280,8 +309,9 @@ class TurnTicket:
 class Session:
     """One logical conversation across failures. Every method may be called from any thread."""
 
-    def __init__(self, core: SessionCore, room: Greenroom, *, clock: Clock, ids: IdAllocator) -> None:
+    def __init__(self, core: SessionCore, room: Greenroom, *, clock: Clock, ids: IdAllocator, alike: Callable[..., Session]) -> None:
         self._core = core
+        self._alike = alike
         self._room = room
         self._clock = clock
         self._ids = ids
@@ -330,6 +360,11 @@ class Session:
     def state(self) -> str:
         """Where it stands: idle, prepared, opening, running, waiting or closed."""
         return self._core.view.phase.value
+
+    @property
+    def liveness(self) -> Liveness:
+        """Why it is quiet, and for how long: the model or a tool is at work, or what it waits for. Never waits itself."""
+        return self._core.liveness
 
     @property
     def spent(self) -> ProviderUsage | None:
@@ -607,6 +642,39 @@ class Session:
             CLAIMS.give_back(key, self.id)
         return reply.get()
 
+    def read_thread(self) -> Thread:
+        """Read the conversation: its turns with what was said and done in them, oldest first. Starts no turn and costs nothing.
+
+        It is the one that the session holds, or after a reset the one in which its last turn ran; without either there are no turns. At
+        any time, also in mid-turn (the last turn is RUNNING then, and shows what the provider has on record so far), without a process,
+        and after `close`. Blocks. Raises ProviderCapabilityError when the provider cannot, SessionResumeError when the conversation is
+        gone, QueryFailedError when it cannot be read.
+        """
+        self._room._check_process()
+        return conversations.read_thread(self._core)
+
+    def rollback(self, num_turns: int) -> None:
+        """Go back by `num_turns` turns, as `read_thread` counts them: the next turn's model sees nothing of them. Files stay as they are.
+
+        Durable when it returns. Its process, if one runs, is ended first. Blocks, for seconds at most. Raises ValueError for less than 1,
+        ProviderCapabilityError when the provider cannot, SessionStateError while a turn is prepared or runs, when there are fewer turns,
+        or after `close`; QueryFailedError when the provider refuses: then the conversation is as it was.
+        """
+        conversations.check_turns(num_turns)
+        self._check()
+        conversations.roll_back(self._core, num_turns, self._clock)
+
+    def fork(self, session_id: str | None = None, **options: Any) -> Session:
+        """Begin another session, whose conversation has the whole history of this one; both go on by themselves.
+
+        It is of the same agent, directory and options, but for `options` (those of `Agent.session`). Blocks, for seconds at most. Raises
+        ProviderCapabilityError when the provider cannot, SessionStateError while a turn runs, without a conversation and after `close`,
+        QueryFailedError; and what `Agent.session` raises.
+        """
+        self._check()
+        made = conversations.fork(self._core)
+        return self._alike(**{**options, "resume_id": made.conversation_id, "previous_usage": made.usage, "session_id": session_id})
+
     def release(self) -> None:
         """Give up the live process of an idle session; the conversation is kept and reopened by the next turn."""
         self._check()
@@ -665,7 +733,7 @@ class Session:
         return reply
 
     def _start(self, ticket: TurnTicket, sink: Sink | None, begun: Cell[None] | None = None) -> None:
-        """Mark the ticket begun, then post Run: an interrupt from now on means this turn. `begun`: settled once the session's view says so."""
+        """Mark the ticket begun, then post Run: an interrupt from now on means this turn. `begun`: settled once the view says so."""
         self._check_ticket(ticket)
         core = ticket._core
         if core.recorded:

@@ -18,6 +18,7 @@ GreenroomError
 │   └── UnknownSessionError     there is no session under that id, or it has not been started again
 ├── UnknownRequestError         nothing was ever asked under this id
 ├── TurnCancelledError          the ticket was cancelled before it ran
+├── QueryFailedError            the provider's program gave no usable answer to a question beside the turns
 ├── SessionCrashedError         an actor of ours failed; a defect, please report it
 ├── WaitTimeoutError            the caller's patience ended; the turn goes on (also a TimeoutError)
 ├── TaskFileError               the task file cannot be used
@@ -209,6 +210,16 @@ class SchemaDialectError(ProviderCapabilityError):
     def __init__(self, problems: tuple[str, ...], *, provider: str = "") -> None:
         self.problems = tuple(problems)
         super().__init__("unusable output schema: " + "; ".join(problems), provider=provider)
+
+
+class QueryFailedError(GreenroomError):
+    """A question beside the turns (history, rollback, fork, account) got no usable answer from the provider. Nothing was spent."""
+
+    def __init__(self, what: str, why: str, *, hint: str | None = None) -> None:
+        self.what = what
+        self.why = why
+        self.hint = hint
+        super().__init__(f"{what}: {why}")
 
 
 class ContinuityError(GreenroomError):

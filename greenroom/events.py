@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from greenroom.asks import Answer, PendingApproval, PendingQuestion
+from greenroom.history import Account
 from greenroom.model import ProviderUsage
 
 
@@ -38,6 +39,13 @@ class SessionStarted(AgentEvent):
     """The provider named the conversation."""
 
     session_id: str
+
+
+@attrs.frozen
+class AccountInUse(AgentEvent):
+    """Which account the process uses, as it says itself; told when it has started."""
+
+    account: Account
 
 
 @attrs.frozen
@@ -103,10 +111,17 @@ class UsageReport(AgentEvent):
 
 @attrs.frozen
 class Lifecycle(AgentEvent):
-    """A change that fits no other event: a wait and its reason, a compaction, a provider's own retry."""
+    """A change that fits no other event: a wait and its reason, a compaction, a provider's own retry.
+
+    Where the provider says so: `about`, in its own word, `ongoing`: it begins something that goes on (True) or tells its end (False),
+    `delay_s`: it goes on by itself after so many seconds.
+    """
 
     kind: str
     detail: str = ""
+    about: str = attrs.field(default="", kw_only=True)
+    ongoing: bool | None = attrs.field(default=None, kw_only=True)
+    delay_s: float | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen
@@ -325,6 +340,15 @@ class EventsMissed(AgentEvent):
     count: int
     first_sequence: int
     last_sequence: int
+
+
+@attrs.frozen
+class Stalled(AgentEvent):
+    """Nothing was heard of the running turn for `quiet_s` seconds. `reason`: what it was at; `action`: what is done about it."""
+
+    reason: str
+    quiet_s: float
+    action: str = "report"
 
 
 @attrs.frozen

@@ -260,6 +260,61 @@ class ById:
         """The same as `interrupt_turn`."""
         return self.interrupt_turn(thread_id, turn_id)
 
+    # --- the conversation, and who pays
+
+    def read_thread(self, thread_id: str) -> Any:
+        """Return the session's conversation: its turns with their items. Blocks; starts no turn.
+
+        Raises UnknownSessionError, ProviderCapabilityError, and what `Session.read_thread` raises.
+        """
+        return _able(self.session(thread_id), "read_thread")()
+
+    async def aread_thread(self, thread_id: str) -> Any:
+        """The same as `read_thread`, in an event loop."""
+        return await asyncio.to_thread(self.read_thread, thread_id)
+
+    def rollback_thread(self, thread_id: str, num_turns: int) -> None:
+        """Go back by so many turns. Blocks. Raises UnknownSessionError, ProviderCapabilityError, and what `Session.rollback` raises."""
+        _able(self.session(thread_id), "rollback")(num_turns)
+
+    async def arollback_thread(self, thread_id: str, num_turns: int) -> None:
+        """The same as `rollback_thread`, in an event loop."""
+        await asyncio.to_thread(self.rollback_thread, thread_id, num_turns)
+
+    def fork_thread(self, thread_id: str, new_thread_id: str) -> SessionRecord:
+        """Begin another session under an id of the caller's, with the whole history of this one; return its record.
+
+        Blocks. Raises UnknownSessionError, ProviderCapabilityError, SessionStateError for an id that is taken, and more of `Session.fork`.
+        """
+        _check_id(new_thread_id)
+        self._check_startable(new_thread_id)
+        forked = _able(self.session(thread_id), "fork")(new_thread_id, renewal=None)
+        forked._connect().wait(None, forked._clock)
+        return record_of(forked._core)
+
+    async def afork_thread(self, thread_id: str, new_thread_id: str) -> SessionRecord:
+        """The same as `fork_thread`, in an event loop."""
+        return await asyncio.to_thread(self.fork_thread, thread_id, new_thread_id)
+
+    def account(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Any:
+        """Return which account the provider's processes use, as it says. Blocks; calls no model. Raises ProviderCapabilityError."""
+        self._check()
+        permissions, approvals = PERMISSIONS[RuntimeMode.FULL_ACCESS]
+        transport = _transport(provider, provider_options or {})
+        return _able(Agent(transport, permissions=permissions, approvals=approvals, room=self._as_room()), "account")()
+
+    async def aaccount(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Any:
+        """The same as `account`, in an event loop."""
+        return await asyncio.to_thread(self.account, provider, provider_options=provider_options)
+
+
+def _able(of: Session | Agent, name: str) -> Any:
+    """Return the method, if this version has it."""
+    method = getattr(of, name, None)
+    if method is None:
+        raise ProviderCapabilityError(f"{name} is not supported by this version")
+    return method
+
 
 def _check_id(thread_id: object) -> None:
     if not isinstance(thread_id, str):

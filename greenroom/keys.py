@@ -39,18 +39,31 @@ class Keyed:
         return True
 
 
-class Keys:
-    """The keyed tickets of a session. With a journal (`durable`) those that have ended are left to it."""
+MAX_KEYS = 1000
+"""So many tickets that are over a session remembers by their keys; without a journal, an older key names another turn then."""
 
-    def __init__(self, *, durable: bool) -> None:
+
+class Keys:
+    """The keyed tickets of a session: all that are open, and the latest others. With a journal (`durable`) what has ended is left to it."""
+
+    def __init__(self, *, durable: bool, max_keys: int = MAX_KEYS) -> None:
         self._durable = durable
+        self._max_keys = max_keys
         self._known: dict[str, Keyed] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def add(self, key: str, keyed: Keyed) -> None:
-        """Know one more."""
+        """Know one more, and forget what was over for longest, if that makes too many."""
         if self._durable:
             self._known = {name: known for name, known in self._known.items() if not known.ran}
+        self._known.pop(key, None)  # the one that comes again is the latest
         self._known[key] = keyed
+        if len(self._known) > self._max_keys:
+            oldest = next((name for name, known in self._known.items() if not known.open), None)
+            if oldest is not None:
+                del self._known[oldest]
 
     def find(self, key: str, request_hash: str) -> Keyed | None:
         """Return the ticket under `key`. Raises SessionStateError when it has another request."""

@@ -329,6 +329,7 @@ class RenewalBudget:
 class ProviderProfile:
     """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours.
 
+    `supports_history`, `supports_rollback`, `supports_fork`: its transport has `read_thread`, `rollback`, `fork`.
     `supports_asks`: `ApprovalPolicy.ASK` is possible.
     `program` says in words what is started ("codex app-server"); empty: the name.
     """
@@ -344,6 +345,9 @@ class ProviderProfile:
     mcp: bool = False
     chooses_ids: bool = False
     retries_in_place: bool = False
+    supports_history: bool = False
+    supports_rollback: bool = False
+    supports_fork: bool = False
     supports_asks: bool = False
     renewal: RenewalBudget | None = None
     auth_env_vars: tuple[str, ...] = ()

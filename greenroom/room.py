@@ -9,9 +9,10 @@ import atexit
 import functools
 import logging
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,12 +39,13 @@ from greenroom.directory import SessionDirectory, found_record
 from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
 from greenroom.front import ById
 from greenroom.ids import IdAllocator, RandomIds
-from greenroom.journal import Journal, Recovery
+from greenroom.journal import Journal, Recovery, Retention
 from greenroom.journal.files import Sync
 from greenroom.journal.records import AskClosed, SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
 from greenroom.model import Checkpoint
-from greenroom.policy.session import replay
+from greenroom.policy.session import replay_on
 from greenroom.recovered import Recovered, recovered
+from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import Audience, EventStream, Subscription
 from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
@@ -63,7 +65,7 @@ class Greenroom(ById):
 
     With `state_dir` everything that happens is journalled there, and survives the death of this program (`sync="process"`) or a power
     cut (`sync="full"`). Opening it ends what a dead program left running there (at most 5 s), and resends nothing: `recovered()` lists
-    what was not finished. Raises StateDirError for a directory that cannot be used.
+    what was not finished; `retention` says how long it remembers the rest. Raises StateDirError for a directory that cannot be used.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Greenroom(ById):
         *,
         state_dir: Path | str | None = None,
         sync: Sync = "process",
+        retention: Retention = Retention(),  # noqa: B008 - frozen
         max_live: int | None = None,
         max_starting: int = 8,
         clock: Clock | None = None,
@@ -99,7 +102,7 @@ class Greenroom(ById):
         self._expired: tuple[Pending, ...] = ()
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
-            self._open_journal(state_dir, sync)
+            self._open_journal(state_dir, sync, retention)
         self._audience = Audience(self._consult if self.durable else None)
         self._engine = engines.acquire()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
@@ -110,10 +113,11 @@ class Greenroom(ById):
             max_live=max_live,
             births=self._births,
             journal=self._journal,
+            tell_sids=self._engine.tell_sids,
         )
         _rooms.add(self)
 
-    def _open_journal(self, state_dir: Path | str, sync: Sync) -> None:
+    def _open_journal(self, state_dir: Path | str, sync: Sync, retention: Retention) -> None:
         """Open the journal, and end what a dead host left running, before anything of ours runs."""
         journal = Journal.open(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
         try:
@@ -132,7 +136,7 @@ class Greenroom(ById):
                 self.directory.register(found_record(session))
         for pending in self._expired:
             self._book.settle(pending)
-        self._keeper = Keeper(journal)
+        self._keeper = Keeper(journal, retention)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
         self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))
@@ -193,17 +197,21 @@ class Greenroom(ById):
         with self._lock:
             return tuple(pending for pending in self._expired if pending.turn_id in (None, *self._recovered))
 
-    def close(self, deadline_s: float = 10.0) -> tuple[str, ...]:
+    def close(self, deadline_s: float = 10.0, *, grace_s: float = 0.0) -> tuple[str, ...]:
         """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
 
-        Returns the ids of the sessions whose processes had to be killed because time was up. Blocks; idempotent; any thread.
+        No turn is admitted from now on. Those that run may go on for `grace_s` seconds of the deadline, and only then are interrupted;
+        another `close` without a grace ends it. Returns the ids of the sessions whose processes had to be killed because time was up.
+        Blocks; idempotent; any thread. Raises ValueError for a grace that is longer than the deadline.
         """
+        if not 0 <= grace_s <= deadline_s:
+            raise ValueError(f"grace_s must be from 0 to deadline_s ({deadline_s:g} s), which includes it, got {grace_s:g}")
         if not self._pid_is_ours():
             return ()
         reply: Cell[tuple[str, ...]] = Cell()
         with self._lock:
             first, self._closed = not self._closed, True
-        tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, reply_to=reply))
+        tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, grace_s=grace_s, reply_to=reply))
         # After the deadline everything is killed and looked for; that is bounded as well. Not by a test's clock: the processes are real.
         if not reply.wait(deadline_s + PROOF_S, SystemClock()):
             self.log.error("room %s: not everything ended within %g s", self.id, deadline_s + PROOF_S)
@@ -216,6 +224,18 @@ class Greenroom(ById):
             self._close_journal(in_order=reply.settled)
             engines.release(self._engine)
         return reply.get() if reply.settled else tuple(session.id for session in self.sessions())
+
+    def close_on_signals(
+        self, *, deadline_s: float = 10.0, grace_s: float = 0.0, signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+    ) -> ClosingOnSignals:
+        """Return a context in which the first of `signals` closes the room as `close` does, and a second one by force.
+
+        Main thread only. A turn that runs ends with its outcome, the next one is refused; leaving the block after a signal waits for the
+        close and raises SystemExit(128 + number). See `ClosingOnSignals`.
+        """
+        if not 0 <= grace_s <= deadline_s:
+            raise ValueError(f"grace_s must be from 0 to deadline_s ({deadline_s:g} s), which includes it, got {grace_s:g}")
+        return ClosingOnSignals(self.close, deadline_s=deadline_s, grace_s=grace_s, signals=signals, log=self.log)
 
     def _close_journal(self, *, in_order: bool) -> None:
         if self._keeper is None or self._births is None:
@@ -306,13 +326,13 @@ class Greenroom(ById):
     def _past(self, opened: SessionOpened) -> Past | None:
         """Replay what is on record; None: it was forgotten, or cannot be read, and only the last conversation is known."""
         try:
-            inputs = self._consult("inputs", opened.session_id)
+            history = self._consult("history", opened.session_id)
         except JournalError as error:
             self.log.warning("session %s goes on from its last conversation alone: %s", opened.session_id, error)
             return None
-        if inputs is None:
+        if history is None:
             return None
-        return Past(state=replay(opened.settings, inputs), settings=opened.settings)
+        return Past(state=replay_on(history.origin(opened.settings), history.inputs), settings=opened.settings)
 
     def _pid_is_ours(self) -> bool:
         return self._pid == os.getpid()
@@ -339,10 +359,15 @@ class Greenroom(ById):
                 raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
-            self._sessions[core.session_id] = session
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
+            # Who finds it by its name finds it begun.
+            ref = self._start(core, clock)
+            self._sessions[core.session_id] = session
         self._audience.hub.forget_ended()
+        return ref
+
+    def _start(self, core: SessionCore, clock: Clock) -> pykka.ActorRef[Any]:
         core.room_id, core.publish, core.book = self.id, self._audience.hub.publish, self._book
         core.changed_at_s = self.clock.wall()
         core.created_at_s = core.created_at_s or core.changed_at_s

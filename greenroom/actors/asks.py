@@ -194,9 +194,12 @@ class AskDesk:
         self._core.book.put(pending, self._core)
         self._hands.record(r.AskOpened(pending=pending))
         self._hands.emit(entry.incarnation, pending.turn_id, (Lifecycle("waiting", title), _asked(pending)))
-        if self._policy.deadline_s is not None:
+        now_s, deadline_s = self._dispatcher.monotonic(), self._policy.deadline_s
+        if pending.turn_id is not None:
+            self._core.pulse.asks(pending.request_id, now_s, until_s=None if deadline_s is None else now_s + deadline_s)
+        if deadline_s is not None:
             timer = TimerFired(token=("ask", pending.request_id))
-            entry.timer = self._dispatcher.call_later(self._policy.deadline_s, self._ref, timer)
+            entry.timer = self._dispatcher.call_later(deadline_s, self._ref, timer)
 
     def _of_wire(self, incarnation: int, wire_id: str) -> _Entry | None:
         rows = self._entries.values()
@@ -267,6 +270,7 @@ class AskDesk:
 
     def _forget(self, entry: _Entry) -> None:
         self._entries.pop(entry.pending.request_id, None)
+        self._core.pulse.answered(entry.pending.request_id, self._dispatcher.monotonic())
         if entry.announced:
             self._core.book.settle(entry.pending)
         if entry.timer is not None:

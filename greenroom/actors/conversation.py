@@ -47,7 +47,7 @@ class ConversationActor(ProcessOwner):
         self._held = False
         self._urgent = False
 
-    def handle(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:  # noqa: C901 - one line a case
         """Pass each message to the driver, and on what follows."""
         match message:
             case PipeReady() | TimerFired() | LoopFailed():
@@ -60,6 +60,9 @@ class ConversationActor(ProcessOwner):
                 self._answer(message)
             case m.InterruptTurn():
                 self._interrupt(message)
+            case m.Listen():
+                if self._read_on():
+                    self._teller.listened()
             case m.HoldReading():
                 self._pause(hold=message.hold, urgent=self._urgent)
                 self._rearm()

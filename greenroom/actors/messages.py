@@ -16,10 +16,10 @@ from greenroom.actors.runtime import Message, tell
 from greenroom.asks import Answer, Approval, Inquiry
 from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, StoreFailedError, TransportDiedError
 from greenroom.events import AgentEvent, ToolCall
+from greenroom.journal.records import InputHistory
 from greenroom.journal.records import Record as JournalRecord
 from greenroom.model import Checkpoint, ProviderUsage, StoreFault, TurnRequest, TurnResult
 from greenroom.policy.commands import How
-from greenroom.policy.events import SessionInput
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
@@ -147,6 +147,36 @@ class ReleaseConversation(Message):
 
 
 @attrs.frozen(kw_only=True)
+class RollBack(Message):
+    """Go back by some turns. Answered with the conversation, once no process has it and it is the asker's to change."""
+
+    request_id: str
+    reply_to: Cell[Checkpoint]
+
+    def refuse(self) -> None:
+        """Answer that the session is closed."""
+        self.reply_to.fail(_closed())
+
+
+@attrs.frozen(kw_only=True)
+class RollbackEnded(Message):
+    """The asker is done: the conversation is `num_turns` shorter and is this `checkpoint` now, or (None) it is as it was."""
+
+    request_id: str
+    num_turns: int
+    checkpoint: Checkpoint | None
+    reply_to: Cell[None]
+
+    def done(self) -> None:
+        """Let the asker go."""
+        self.reply_to.settle(None)
+
+    def refuse(self) -> None:
+        """Nobody is there to take it back."""
+        self.done()
+
+
+@attrs.frozen(kw_only=True)
 class ReleaseIfIdle(Message):
     """Another session waits for a live slot: give up the process if no turn needs it."""
 
@@ -166,6 +196,13 @@ class Connect(Message):
 @attrs.frozen(kw_only=True)
 class CloseSession(Message):
     """End the session. Its cell `closed` (in the session's core) is settled when nothing of it runs any more."""
+
+    control = True
+
+
+@attrs.frozen(kw_only=True)
+class DrainSession(Message):
+    """End the session once the turn that runs has ended, at once where none does."""
 
     control = True
 
@@ -284,6 +321,13 @@ class TurnEvent(Message):
 
 
 @attrs.frozen(kw_only=True)
+class Listened(Message):
+    """What the process had said when it was asked (Listen) has been told before this."""
+
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
 class TurnEnded(Message):
     """The attempt ended: with a result or with an error."""
 
@@ -393,6 +437,11 @@ class InterruptTurn(Message):
 
 
 @attrs.frozen(kw_only=True)
+class Listen(Message):
+    """Read what the process has said, and answer Listened behind it. Without an answer it has ended, or is not to be read now."""
+
+
+@attrs.frozen(kw_only=True)
 class HoldReading(Message):
     """The caller is slow: read no more of standard output until told."""
 
@@ -402,10 +451,11 @@ class HoldReading(Message):
 
 @attrs.frozen(kw_only=True)
 class EndConversation(Message):
-    """End the process, by the ladder or at once."""
+    """End the process, by the ladder or at once. `hung`: it is killed in a turn, which is to be taken up by the next one."""
 
     kill: bool
     reason: str
+    hung: bool = False
     control = True
 
 
@@ -523,7 +573,7 @@ class Recalled(Message):
     session_id: str
     core: Any
     left: Any
-    inputs: tuple[SessionInput, ...] | None
+    history: InputHistory | None
     error: BaseException | None
 
     def refuse(self) -> None:
@@ -545,9 +595,10 @@ class SessionBegan(Message):
 
 @attrs.frozen(kw_only=True)
 class CloseRoom(Message):
-    """End every session within `deadline_s`. Answered with the ids of those who had to be killed."""
+    """End every session within `deadline_s`, of which running turns have `grace_s`. Answered with the ids of those who had to be killed."""
 
     deadline_s: float
+    grace_s: float = 0.0
     reply_to: Cell[tuple[str, ...]]
     control = True
 

@@ -169,6 +169,15 @@ class ProcessOwner(LoopActor):
         outputs = driver.stdout_ready(now_s) if driver.wants_stdout and not self._paused else []
         self._follow(outputs + driver.tick(now_s))
 
+    def _read_on(self) -> bool:
+        """Read what the process has said, if it is to be read now; return whether that says anything of its silence."""
+        driver = self._driver
+        if driver is None or driver.ended or self._paused:
+            return False
+        if driver.wants_stdout:
+            self._follow(driver.stdout_ready(self._now_s()))
+        return not self.actor_stopped.is_set()
+
     def _rearm(self) -> None:
         """Bring watches and the timer in line with what the driver wants."""
         driver = self._driver

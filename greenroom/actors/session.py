@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -22,18 +23,22 @@ from greenroom.actors.asks import AskBook, AskDesk, Hands
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.displaced import Displaced
 from greenroom.actors.gate import Gate
 from greenroom.actors.heirs import Heritage, Left
 from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
+from greenroom.actors.rewind import Rollbacks
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
+from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
-from greenroom.actors.ticket import Batch, Sink, TicketCore
+from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.asks import AskPolicy
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
-from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
 from greenroom.journal import records as r
+from greenroom.liveness import Liveness, Pulse
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, SessionStatus, StoreFault
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
@@ -63,7 +68,10 @@ class Past:
 
 @attrs.define(kw_only=True, eq=False)
 class SessionCore:
-    """What a session's handle and its actor share. The actor alone writes `view`, `spent` and `degraded`; reading is safe on any thread."""
+    """What a session's handle and its actor share. The actor alone writes `view`, `pulse`, `spent` and `degraded`.
+
+    Reading is safe on any thread.
+    """
 
     session_id: str
     transport: Any
@@ -93,6 +101,9 @@ class SessionCore:
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
+    rewinding: set[str] = attrs.field(factory=set)
+    pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
+    monotonic: Callable[[], float] = time.monotonic
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -106,8 +117,14 @@ class SessionCore:
         """The state in which the session begins: nothing has happened, or all that did before the host died."""
         return self.past.state if self.past is not None else initial(self.settings)
 
+    @property
+    def liveness(self) -> Liveness:
+        """Why the session is quiet, and for how long, as of now."""
+        return self.pulse.read(self.monotonic(), self.settings.stall)
+
     def give_up(self, left: Left) -> None:
         """Nobody goes on with the session after a crash: answer everybody."""
+        self.pulse.ends()
         self.view = attrs.evolve(self.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
         left.give_up()
 
@@ -153,6 +170,7 @@ class SessionActor(LoopActor):
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
+        self._rollbacks = Rollbacks()
         self._connects: list[Cell[None]] = []
         self._conversation: tuple[int, Ref] | None = None
         self._started: set[int] = set()
@@ -168,6 +186,9 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._draining = False
+        self._displaced = Displaced()
+        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
         hands = Hands(
             emit=self._emit,
             tell_conversation=self._tell_now,
@@ -198,12 +219,16 @@ class SessionActor(LoopActor):
         self._core.view = public_snapshot(self._state)
         self._asks.inherit()
         now_s = self._now_s()
+        self._core.pulse.holds(now_s, hold=False)
+        self._core.pulse.stepped(self._state, now_s)
         if self._state.waiting is not None and heritage.wait is not None:
             self._wait(attrs.evolve(heritage.wait, delay_s=max(0.0, heritage.wait_ends_s - now_s)))
         if ticket is not None and ticket.deadline_s is not None and self._state.phase is not Phase.RUNNING:
             self._set_deadline(c.SetDeadline(turn_id=ticket.turn_id, attempt=ticket.attempt, deadline_s=ticket.deadline_s))
         for ended in heritage.ends(now_s):
             self._advance(ended)
+        for over in self._rollbacks.lost(self._state, self._core.rewinding, now_s):
+            self._advance(over)
         if self._core.close_asked:
             self._advance(e.Close(now_s=now_s))
         if self._state.stopped and not self.actor_stopped.is_set() and not self._gate.shut:
@@ -233,7 +258,10 @@ class SessionActor(LoopActor):
             case m.CancelTurn():
                 self._forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
+            case m.Listened():
+                self._listened(message)
             case m.StartWaits():
+                self._core.pulse.needs_slot(now_s, needs=True)
                 self._emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
             case m.Admitted():
                 self._admitted(message)
@@ -261,6 +289,11 @@ class SessionActor(LoopActor):
                 self._timer(message.token)
             case m.AdoptConversation():
                 self._adopt(message)
+            case m.RollBack():
+                self._advance(self._rollbacks.asked(message, now_s))
+            case m.RollbackEnded():
+                self._advance(self._rollbacks.ended(message, now_s))
+                self._rolled_back(message)
             case m.ReleaseConversation():
                 self._advance(e.Release(now_s=now_s))
                 message.reply_to.settle(None)
@@ -272,6 +305,9 @@ class SessionActor(LoopActor):
             case m.CloseSession():
                 self._asks.end("closed")
                 self._advance(e.Close(now_s=now_s))
+            case m.DrainSession():
+                self._draining = True
+                self._close_if_drained()
             case ActorDown():
                 pass  # a conversation's end is told by its Down
             case _:
@@ -292,7 +328,9 @@ class SessionActor(LoopActor):
             event, before = self._inputs.popleft(), self._state
             self._state, commands = step(before, event)
             self._publish_view()
+            self._core.pulse.stepped(self._state, event.now_s)
             if self._ledger is not None:
+                self._record(*self._ledger.snapshot(before))
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
             self._announce(of_step(event, before, self._state))
             for command in commands:
@@ -323,6 +361,8 @@ class SessionActor(LoopActor):
                 self._refuse(command)
             case c.AdoptVerdict():
                 self._adoptions.pop(command.request_id).settle(command.accepted)
+            case c.BeginRollback() | c.RefuseRollback():
+                self._rollbacks.answer(command)
             case c.Open():
                 self._open(command)
             case c.Execute():
@@ -345,6 +385,8 @@ class SessionActor(LoopActor):
                 self._emit(command.incarnation, command.turn_id, (TransportDied(command.cause),))
             case c.ReportRestart():
                 self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
+            case c.ReportStall():
+                self._emit(command.incarnation, command.turn_id, (Stalled(command.reason, command.quiet_s, command.action.value),))
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
                 self._record_spend()
@@ -363,6 +405,11 @@ class SessionActor(LoopActor):
     # --- tickets
 
     def _prepare(self, message: m.PrepareTurn) -> None:
+        self._tell_prepare(message)
+        if self._prepares.pop(message.turn_id, None) is not None:
+            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
+
+    def _tell_prepare(self, message: m.PrepareTurn) -> None:
         self._prepares[message.turn_id] = message
         self._advance(
             e.Prepare(
@@ -376,8 +423,6 @@ class SessionActor(LoopActor):
                 sent_how=message.sent.how if message.sent is not None else c.How.PROMPT,
             )
         )
-        if self._prepares.pop(message.turn_id, None) is not None:
-            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
 
     def _grant(self, command: c.Grant) -> None:
         if command.superseded is not None:
@@ -385,7 +430,7 @@ class SessionActor(LoopActor):
         message = self._prepares.pop(command.turn_id)
         self._tickets[command.turn_id] = message.ticket
         self._requests[command.turn_id] = message
-        if self._ledger is None:
+        if self._ledger is None or message.reply_to.settled:  # settled: it is put back, and was on record before
             message.reply_to.settle(command.expected_conversation)
         else:
             self._gate.hold(lambda error: self._granted(message, command.expected_conversation, error), needs=self._recorded)
@@ -395,17 +440,31 @@ class SessionActor(LoopActor):
         """The ticket is on record, so that there is one; or it could not be recorded, and there is none."""
         if error is None:
             message.reply_to.settle(expected_conversation)
+            self._displaced.confirm()
             return
         self._forget(message.turn_id)
         message.reply_to.fail(unavailable("no turn was prepared", error))
         if not self._over:
             self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
+        self._put_back()
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
-        ticket = self._tickets.get(turn_id)
+        message = self._requests.get(turn_id)
         self._forget(turn_id)
-        if ticket is not None:
-            ticket.fail(SessionStateError(f"turn {turn_id!r} was superseded by {by_turn_id!r} before it ran"))
+        self._displaced.supersede(message, by_turn_id, durable=self._ledger is not None)
+
+    def _put_back(self) -> None:
+        """What was to take the place of a ticket could not be recorded: that one is the most recent again, unless another waits."""
+        if self._state.phase is Phase.PREPARED and not self._over:
+            return
+        message = None if self._over or self._state.phase is not Phase.IDLE else self._displaced.take_back()
+        if message is None:
+            self._displaced.confirm()
+            return
+        self._tell_prepare(message)
+        self._prepares.pop(message.turn_id, None)
+        if message.turn_id not in self._tickets:
+            message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} could not be prepared again"))
 
     def _refuse(self, command: c.Refuse) -> None:
         prepare = self._prepares.pop(command.turn_id, None)
@@ -442,6 +501,13 @@ class SessionActor(LoopActor):
     def _forget(self, turn_id: str) -> None:
         self._tickets.pop(turn_id, None)
         self._requests.pop(turn_id, None)
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        """A turn that its caller has begun may end first, also when its Run has not arrived yet: we were told out of turn."""
+        if self._draining and not any(ticket.state is TicketState.BEGUN for ticket in self._tickets.values()):
+            self._draining = False
+            self._advance(e.Close(now_s=self._now_s()))
 
     def _interrupted(self, turn_id: str) -> None:
         self._hold_reading(hold=False)
@@ -460,26 +526,35 @@ class SessionActor(LoopActor):
         self._adoptions[message.request_id] = message.reply_to
         self._advance(e.Adopt(now_s=self._now_s(), request_id=message.request_id, checkpoint=message.checkpoint))
 
+    def _rolled_back(self, message: m.RollbackEnded) -> None:
+        """Tell it, and let the asker go once it is stored."""
+        if message.checkpoint is not None:
+            self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+        self._gate.hold(lambda _error: self._rollbacks.let_go(message))
+        self._watch_gate()
+
     # --- events
 
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller, to subscribers and to the observers."""
+        now_s = self._now_s()
+        self._core.pulse.heard(incarnation, events, now_s)
         turn_id = turn_id or self._core.view.turn_id
         for event in events:
             if type(event) is ToolCall:
                 self._calls.append(event)
             elif type(event) is TurnInterrupted:
                 self._interrupt_told = turn_id
-        self._hand_out(incarnation, turn_id, events)
+        self._hand_out(incarnation, turn_id, events, now_s)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
 
     def _announce(self, told: Announcement | None) -> None:
         """Tell what the session has to say of itself; not to those who asked for bare events."""
         if told is not None:
-            self._hand_out(told.incarnation, told.turn_id, told.events)
+            self._hand_out(told.incarnation, told.turn_id, told.events, self._now_s())
 
-    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
+    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...], now_s: float) -> None:
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
         ticket = self._tickets.get(turn_id) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None
@@ -490,7 +565,7 @@ class SessionActor(LoopActor):
                 turn_id=turn_id,
                 incarnation=incarnation,
                 first_sequence=first,
-                at_monotonic_s=clock.monotonic(),
+                at_monotonic_s=now_s,
                 at_wall_s=clock.wall(),
                 events=events,
             )
@@ -527,6 +602,7 @@ class SessionActor(LoopActor):
             self._emit(0, command.turn.turn_id, (TurnInterrupted(),))
 
     def _hold_reading(self, *, hold: bool) -> None:
+        self._core.pulse.holds(self._now_s(), hold=hold)
         if self._conversation is not None:
             tell(self._conversation[1], m.HoldReading(hold=hold))
 
@@ -568,6 +644,7 @@ class SessionActor(LoopActor):
     def _admitted(self, message: m.Admitted) -> None:
         self._conversation = (message.incarnation, message.conversation)
         self._slot_waits = {message.incarnation: message.slot_wait_s}
+        self._core.pulse.needs_slot(self._now_s(), needs=False)
         if self._held_deadline is not None:
             token, self._held_deadline = ("deadline", *self._held_deadline), None
             self.dispatcher.call_later(message.slot_wait_s, self.actor_ref, TimerFired(token=token))
@@ -607,6 +684,7 @@ class SessionActor(LoopActor):
             timeout_s=prepared.request.timeout,
         )
         self._receipt = command.receipt
+        self._stall_watch.begin(self._state.settings.stall)
         if self._ledger is None:
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
@@ -654,7 +732,7 @@ class SessionActor(LoopActor):
     def _end_conversation(self, command: c.CloseConversation) -> None:
         self._ending[command.incarnation] = command
         if self._conversation is not None and self._conversation[0] == command.incarnation:
-            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason))
+            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason, hung=command.hung))
         elif command.incarnation in self._started:
             tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=command.incarnation))
 
@@ -711,7 +789,8 @@ class SessionActor(LoopActor):
     # --- time
 
     def _wait(self, command: c.Wait) -> None:
-        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {command.delay_s:g} s"),))
+        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
+        self._core.pulse.waits(self._state, command, self._now_s())
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -734,8 +813,15 @@ class SessionActor(LoopActor):
             return
         self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
 
+    def _listened(self, message: m.Listened) -> None:
+        silence = self._stall_watch.listened(self._state, message.incarnation)
+        if silence is not None:
+            self._advance(silence)
+
     def _timer(self, token: Any) -> None:
         match token:
+            case ("stall",):
+                self._stall_watch.fired(self._state)
             case ("wait", wait_id):
                 self._waits.pop(wait_id, None)
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
@@ -855,6 +941,7 @@ class SessionActor(LoopActor):
         left = self._left(crashed) if isinstance(crashed, SessionCrashedError) else None
         if not heir:
             self._settle_all(crashed)
+        self._rollbacks.fail(crashed)
         self._asks.give_up(heir=heir)
         self._gate.drain(crashed)
         if self._gate_timer is not None:
@@ -863,6 +950,7 @@ class SessionActor(LoopActor):
             timer.cancel()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
+        self._stall_watch.end()
         if error is not None:
             self._log_crash(error)
             for incarnation in self._started:
@@ -870,6 +958,7 @@ class SessionActor(LoopActor):
             if heir:
                 tell(self._supervisor, m.SessionCrashed(session_id=self._core.session_id, core=self._core, left=left))
             else:
+                self._core.pulse.ends()
                 self._core.view = attrs.evolve(self._core.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
                 self._announce(CRASHED)
                 tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))

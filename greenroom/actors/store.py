@@ -23,7 +23,7 @@ from greenroom.actors.dispatcher import Dispatcher, LoopDispatcher, TimerFired
 from greenroom.actors.runtime import LoopActor, tell
 from greenroom.clock import SystemClock
 from greenroom.errors import GreenroomError, JournalError, StoreFailedError, StoreUnavailableError
-from greenroom.journal import Journal, Record, Recovery
+from greenroom.journal import Journal, Record, Recovery, Retention
 from greenroom.journal.codec import Codec
 from greenroom.journal.records import AgentEvents, Input, TicketEnded
 from greenroom.model import StoreFault
@@ -37,8 +37,6 @@ OWED_RECORDS = 20_000
 HEAL_EVERY_S = 1.0
 TRIM_EVERY_S = 60.0
 TRIM_PAUSE_S = 0.05
-HISTORY_MAX_AGE_S = 30 * 86_400.0
-HISTORY_MAX_BYTES = 1 << 30
 CONSULT_PATIENCE_S = 10.0
 CLOSE_PATIENCE_S = 5.0
 MAX_RESTARTS = 3
@@ -66,8 +64,16 @@ class JournalActor(LoopActor):
 
     dispatcher: Dispatcher
 
-    def __init__(self, dispatcher: Dispatcher, *, journal: Journal, books: Books | None = None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        journal: Journal,
+        books: Books | None = None,
+        retention: Retention = Retention(),  # noqa: B008 - frozen
+    ) -> None:
         super().__init__(dispatcher)
+        self._retention = retention
         self._journal = journal
         self._recovery = Recovery(journal)
         self._books = books or Books()
@@ -82,7 +88,7 @@ class JournalActor(LoopActor):
         """Begin anew whatever a crash left half done, and see to old history from time to time."""
         if self._journal.in_transaction:
             self._journal.rollback()
-        self._later(TRIM_EVERY_S, TRIM)
+        self._later(TRIM_PAUSE_S, TRIM)
 
     def handle(self, message: Any) -> None:
         """Take what is to be written; write when nothing else waits, or enough does."""
@@ -237,9 +243,10 @@ class JournalActor(LoopActor):
 
     def _trim(self) -> None:
         more = False
-        if self._inbox.empty() and not self._group and self._journal.healthy:
+        self._flush()
+        if self._journal.healthy and not self._journal.in_transaction:
             try:
-                more = self._journal.trim(max_age_s=HISTORY_MAX_AGE_S, max_bytes=HISTORY_MAX_BYTES).more
+                more = self._journal.trim(self._retention).more
             except StoreFailedError as error:
                 logger.error("%s", error)  # noqa: TRY400
         self._later(TRIM_PAUSE_S if more else TRIM_EVERY_S, TRIM)
@@ -299,8 +306,9 @@ def _writable(value: Any, codec: Codec) -> bool:
 class Keeper:
     """What a room has of its journal: the actor on its thread, started again when it crashes. Any thread."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, retention: Retention = Retention()) -> None:  # noqa: B008 - frozen
         self.journal = journal
+        self._retention = retention
         self._loop = LoopDispatcher(name="greenroom-journal", starter=False)
         self._books = Books()
         self._lock = threading.Lock()
@@ -308,7 +316,7 @@ class Keeper:
         self._ref: Ref = self._start()
 
     def _start(self) -> Ref:
-        return JournalActor.start(self._loop, journal=self.journal, books=self._books)
+        return JournalActor.start(self._loop, journal=self.journal, books=self._books, retention=self._retention)
 
     def ref(self) -> Ref:
         """The actor: another one if the last one crashed, unless that happens too often."""

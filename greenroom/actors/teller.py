@@ -95,6 +95,10 @@ class Teller:
                 return False
         return True
 
+    def listened(self) -> None:
+        """What there was to read has been told."""
+        self._tell(m.Listened(incarnation=self._incarnation))
+
     def settle_start(self) -> None:
         """The start is over, well or not: its slot is free."""
         if not self._start_settled:

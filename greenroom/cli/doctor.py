@@ -1,6 +1,7 @@
 """Looks at the machine and says whether agents can run here. Decides what is a failure and what a warning; changes nothing.
 
-Runs on the main thread. It names where a credential comes from, and never shows one.
+Runs on the main thread. It asks each CLI which account it uses, in a process that calls no model, and looks for itself too. It names
+where a credential comes from, and never shows one.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from typing import Any
 
 import attrs
 
-from greenroom.cli.checks import Check, Status
+from greenroom.cli.checks import Check, Status, account_check
 from greenroom.cli.doctor_codex import CodexPlace, codex_checks
 from greenroom.errors import CliCheckError, CliNotFoundError
+from greenroom.history import Account
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 from greenroom.transports.codex.transport import CodexAppServerTransport
 
 _MINIMUM_PYTHON = (3, 11)
+_ACCOUNT_S = 15.0
 # The order in which Claude Code takes them when nobody can be asked: the first that is there pays.
 _CREDENTIALS = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN")
 _CLOUDS = {
@@ -48,6 +51,14 @@ def _codex_checked(binary: str) -> str:
     return CodexAppServerTransport(binary=binary).check()
 
 
+def _account(binary: str) -> Account:
+    return ClaudeStreamTransport(binary=binary, startup_timeout_s=_ACCOUNT_S).account()
+
+
+def _codex_account(binary: str) -> Account:
+    return CodexAppServerTransport(binary=binary, startup_timeout_s=_ACCOUNT_S).account()
+
+
 @attrs.frozen(kw_only=True)
 class Surroundings:
     """What the checks look at, so that tests can put another machine in its place."""
@@ -63,6 +74,8 @@ class Surroundings:
     version_of: Callable[[str], str] = _checked
     find_codex: Callable[[Path | None], str] = _codex_found
     codex_version_of: Callable[[str], str] = _codex_checked
+    account_of: Callable[[str], Account] = _account
+    codex_account_of: Callable[[str], Account] = _codex_account
 
 
 def examine(
@@ -73,7 +86,13 @@ def examine(
     if provider != "codex":
         checks += [*_claude(here, claude_binary), *_credential(here), _sandbox(here), *_root(here)]
     if provider != "claude":
-        place = CodexPlace(env=here.env, home=here.home, find=here.find_codex, version_of=here.codex_version_of)
+        place = CodexPlace(
+            env=here.env,
+            home=here.home,
+            find=here.find_codex,
+            version_of=here.codex_version_of,
+            account_of=here.codex_account_of,
+        )
         checks += [_softened(check, provider) for check in codex_checks(place, codex_binary)]
     return tuple(checks)
 
@@ -132,6 +151,8 @@ def _claude(here: Surroundings, claude_binary: Path | None) -> Iterator[Check]:
         yield Check(name="claude version", status=Status.OK, detail=here.version_of(binary))
     except (CliCheckError, CliNotFoundError) as error:
         yield Check(name="claude version", status=Status.FAIL, detail=str(error), hint=error.hint)
+        return
+    yield account_check("claude account", binary, here.account_of)
 
 
 # --- who pays ------------------------------------------------------------------------------------------------------------------

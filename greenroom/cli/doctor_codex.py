@@ -14,8 +14,9 @@ from typing import Any
 
 import attrs
 
-from greenroom.cli.checks import Check, Status
+from greenroom.cli.checks import Check, Status, account_check
 from greenroom.errors import CliCheckError, CliNotFoundError
+from greenroom.history import Account
 
 _IGNORED = ("OPENAI_API_KEY", "CODEX_API_KEY")
 _LOGIN_HINT = "run `codex login`, or name a provider with an env_key in config.toml"
@@ -29,6 +30,7 @@ class CodexPlace:
     home: Path
     find: Callable[[Path | None], str]
     version_of: Callable[[str], str]
+    account_of: Callable[[str], Account]
 
     @property
     def codex_home(self) -> Path:
@@ -44,8 +46,11 @@ def codex_checks(place: CodexPlace, codex_binary: Path | None) -> Iterator[Check
         yield Check(name="codex", status=Status.FAIL, detail=str(error), hint=error.hint)
         return
     yield Check(name="codex", status=Status.OK, detail=binary)
-    yield _version(place, binary)
+    version = _version(place, binary)
+    yield version
     yield _home(place)
+    if version.status is Status.OK and place.codex_home.is_dir():
+        yield account_check("codex account", binary, place.account_of)
     yield from _credential(place)
 
 

@@ -15,7 +15,7 @@ from greenroom.events import AgentEvent
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
 from greenroom.policy.commands import How
 from greenroom.policy.events import SessionInput
-from greenroom.policy.state import Settings
+from greenroom.policy.state import Settings, State, initial
 
 
 class Decision(enum.Enum):
@@ -130,6 +130,15 @@ class Input(Record):
 
 
 @attrs.frozen(kw_only=True)
+class Snapshot(Record):
+    """What the session was after its first `n` inputs, which are dropped: it stands for them."""
+
+    session_id: str
+    n: int
+    state: State
+
+
+@attrs.frozen(kw_only=True)
 class CheckpointSaved(Record):
     """The checkpoint kept under `key` from now on."""
 
@@ -224,6 +233,18 @@ class RecoveredSession:
     closed_at_s: float | None
     last_conversation_id: str | None
     removed: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class InputHistory:
+    """How a session came to be what it is: its inputs in order, all of them, or those that followed on `state`."""
+
+    state: State | None
+    inputs: tuple[SessionInput, ...]
+
+    def origin(self, settings: Settings) -> State:
+        """Return the state in which the inputs begin; `settings` are those with which the session first began."""
+        return initial(settings) if self.state is None else self.state
 
 
 @attrs.frozen(kw_only=True)

@@ -59,6 +59,8 @@ class Writer:
                 self._close_asks(record.turn_id)
             case r.Input():
                 self._input(record)
+            case r.Snapshot():
+                self._snapshot(record)
             case r.AgentEvents():
                 self._agent_events(record)
             case r.CheckpointSaved():
@@ -88,11 +90,13 @@ class Writer:
 
     def _session_opened(self, record: r.SessionOpened) -> None:
         sql = """INSERT INTO session (session_id, opened) VALUES (?, ?)
-            ON CONFLICT (session_id) DO UPDATE SET opened = excluded.opened, closed_at_s = NULL, removed = 0"""
+            ON CONFLICT (session_id) DO UPDATE SET opened = excluded.opened, closed_at_s = NULL"""
         self._run(sql, column(record.session_id), self._codec.encode(record))
 
     def _session_closed(self, record: r.SessionClosed, at_s: float) -> None:
-        sql = "UPDATE session SET closed_at_s = ?, removed = ? WHERE session_id = ?"
+        # One whose inputs were forgotten and that went on has new ones, to be forgotten in their turn.
+        sql = """UPDATE session SET closed_at_s = ?, removed = ?,
+            inputs_gone = inputs_gone AND NOT EXISTS (SELECT 1 FROM input WHERE input.session = session.seq) WHERE session_id = ?"""
         if self._run(sql, at_s, int(record.removed), column(record.session_id)) == 0:
             raise _unknown("session", record.session_id)
 
@@ -157,6 +161,15 @@ class Writer:
         self._run("INSERT INTO input VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body", session, record.n, body)
         if isinstance(record.event, Named):
             self._converses(column(record.session_id), record.event.conversation_id)
+
+    def _snapshot(self, record: r.Snapshot) -> None:
+        """Keep the state and drop the inputs that gave it, both or neither: the owner's transaction is all or nothing."""
+        session, body = self._number(record.session_id), self._codec.encode(record.state)
+        if self._codec.encode(self._codec.decode(body)) != body:
+            raise JournalError(f"the state of session {record.session_id!r} would not be read back as it is; its inputs are kept")
+        sql = "INSERT INTO snapshot VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = excluded.n, body = excluded.body WHERE excluded.n > n"
+        if self._run(sql, session, record.n, body):
+            self._run("DELETE FROM input WHERE session = ? AND n <= ?", session, record.n)
 
     def _agent_events(self, record: r.AgentEvents) -> None:
         if not record.events:

@@ -14,7 +14,7 @@ from greenroom.errors import SessionResumeError
 from greenroom.policy.attempts import start_process
 from greenroom.policy.events import Connect, Died, Failed, Opened
 from greenroom.policy.move import Move, drop, end_process, forget_process
-from greenroom.policy.state import BEGUN, Held, text_of
+from greenroom.policy.state import BEGUN, Held, Phase, text_of
 
 
 def connect(move: Move, event: Connect) -> None:
@@ -23,6 +23,8 @@ def connect(move: Move, event: Connect) -> None:
         move.ignore("the session is closed")
     elif move.state.process is not None or move.state.phase in BEGUN:
         move.ignore("it has a process already")
+    elif move.state.phase is Phase.REWINDING:
+        move.ignore("the conversation is being rolled back")
     else:
         move.change(started=True, failure=None, idle_since_s=event.now_s)
         _open(move, event.flags)

@@ -191,6 +191,17 @@ class DeadlinePassed(Event):
 
 
 @attrs.frozen(kw_only=True)
+class WentSilent(Event):
+    """Nothing was heard of the running attempt for `quiet_s`, which its `reason` (what it is at) does not excuse."""
+
+    turn_id: str
+    incarnation: int
+    attempt: int
+    quiet_s: float
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class WaitedForPerson(Event):
     """The turn's attempt has waited so long for somebody to answer it, which does not count in its timeout."""
 
@@ -203,6 +214,22 @@ class Interrupted(Event):
     """The caller interrupts the begun turn `turn_id`."""
 
     turn_id: str
+
+
+@attrs.frozen(kw_only=True)
+class RollBackAsked(Event):
+    """The caller wants to go back by some turns. Answered by BeginRollback, once no process has the conversation, or RefuseRollback."""
+
+    request_id: str
+
+
+@attrs.frozen(kw_only=True)
+class RolledBack(Event):
+    """The rollback is over. `checkpoint`: the conversation as it is now, `num_turns` shorter; None: nothing was done to it."""
+
+    request_id: str
+    num_turns: int = 0
+    checkpoint: Checkpoint | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -231,8 +258,11 @@ SessionInput = (
     | Died
     | WaitDone
     | DeadlinePassed
+    | WentSilent
     | WaitedForPerson
     | Interrupted
+    | RollBackAsked
+    | RolledBack
     | Release
     | Close
 )

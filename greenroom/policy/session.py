@@ -40,6 +40,8 @@ from greenroom.policy.events import (
     Prepare,
     Release,
     Reopened,
+    RollBackAsked,
+    RolledBack,
     RunBegan,
     SessionInput,
     Start,
@@ -47,16 +49,19 @@ from greenroom.policy.events import (
     Swallowed,
     WaitDone,
     WaitedForPerson,
+    WentSilent,
 )
 from greenroom.policy.failures import failed
 from greenroom.policy.move import Move, drop, end_process, forget_process, keep_deadline, leave_wait, remember, save, tell_end
 from greenroom.policy.outcome import fail, finish
+from greenroom.policy.rollback import ask_rollback, begin_if_free, break_off_rollback, rolled_back
+from greenroom.policy.silence import went_silent
 from greenroom.policy.state import BEGUN, Held, Phase, SessionView, Settings, State, Ticket, initial, public_snapshot
 
-__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "step"]
+__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "replay_on", "step"]
 
 
-def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912 (one line per event)
+def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912, PLR0915 (one line per event)
     """Return what `state` becomes by `event`, and what must be done, in order."""
     move = Move(state)
     match event:
@@ -92,21 +97,32 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
             _deadline_passed(move, event)
         case WaitedForPerson():
             _waited_for_person(move, event)
+        case WentSilent():
+            went_silent(move, event)
         case Interrupted():
             _interrupted(move, event)
+        case RollBackAsked():
+            ask_rollback(move, event)
+        case RolledBack():
+            rolled_back(move, event)
         case Release():
             _release(move)
         case Close():
             _close(move, event)
         case _:
             assert_never(event)
+    begin_if_free(move)
     _stop_if_over(move)
     return move.state, tuple(move.commands)
 
 
 def replay(settings: Settings, events: Iterable[SessionInput]) -> State:
     """Return the state of a session with these settings to which all this happened, in order."""
-    state = initial(settings)
+    return replay_on(initial(settings), events)
+
+
+def replay_on(state: State, events: Iterable[SessionInput]) -> State:
+    """Return what `state` becomes when all this happens to it, in order."""
     for event in events:
         state, _ = step(state, event)
     return state
@@ -135,6 +151,7 @@ def _reopened(move: Move, event: Reopened) -> None:
         ending=frozenset(),
         deaths=(),
         waiting=None,
+        rewinding=None,
         idle_since_s=event.now_s,
         closing=False,
         stopped=False,
@@ -169,6 +186,8 @@ def _prepare(move: Move, event: Prepare) -> None:
         move.ignore("that ticket exists already")
     elif state.phase in BEGUN:
         _refuse(move, event.turn_id, Refusal.BUSY, SessionStateError(f"turn {move.ticket.turn_id!r} is running"))
+    elif state.phase is Phase.REWINDING:
+        _refuse(move, event.turn_id, Refusal.BUSY, SessionStateError("the conversation is being rolled back"))
     elif event.expect_conversation not in (None, state.conversation_id):
         _refuse(move, event.turn_id, Refusal.CONTINUITY, ContinuityError(event.expect_conversation, state.conversation_id))
     else:
@@ -275,7 +294,9 @@ def _close(move: Move, event: Close) -> None:
         move.change(ticket=None)
     if move.state.phase in BEGUN:
         _break_off(move, event.now_s)
-    if move.state.phase is Phase.RUNNING:
+    if move.state.phase is Phase.REWINDING:
+        break_off_rollback(move)
+    elif move.state.phase is Phase.RUNNING:
         tell_end(move, kill=False, reason="closed")
     else:
         end_process(move, reason="closed")
@@ -284,7 +305,7 @@ def _close(move: Move, event: Close) -> None:
 
 def _stop_if_over(move: Move) -> None:
     state = move.state
-    if state.closing and state.ticket is None and not state.ending and not state.stopped:
+    if state.closing and state.ticket is None and state.rewinding is None and not state.ending and not state.stopped:
         move.change(stopped=True)
         move.emit(Stop())
 
@@ -345,7 +366,7 @@ def _succeeded(move: Move, event: Succeeded) -> None:
     move.mark(bill=bill)
     move.hold(reached=True, public_id=result.session_id or move.state.conversation_id)
     remember(move, event.cumulative, result.usage)
-    if event.forced:
+    if event.forced or move.given_up:
         forget_process(move, killed=True)
     finish(move, result, event.now_s, forced=event.forced)
 

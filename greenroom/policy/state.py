@@ -12,6 +12,7 @@ from greenroom.model import ProviderUsage, RenewalBudget, SessionStatus, TurnReq
 from greenroom.policy.bill import Bill
 from greenroom.policy.commands import How, WaitReason
 from greenroom.policy.restart import RestartPolicy
+from greenroom.policy.stall import StallPolicy
 from greenroom.policy.wire_ids import proposed_conversation
 
 
@@ -26,6 +27,7 @@ class Settings:
     session_nonce: str
     retry_delays: tuple[float, ...] = ()
     restart: RestartPolicy = attrs.field(factory=RestartPolicy)
+    stall: StallPolicy | None = None
     renewal: RenewalBudget | None = None
     idle_release_after_s: float | None = None
     checkpointing: bool = False
@@ -44,13 +46,14 @@ def text_of(error: GreenroomError) -> str:
 
 
 class Phase(enum.Enum):
-    """Where the session stands. OPENING, RUNNING and WAITING have a begun turn."""
+    """Where the session stands. OPENING, RUNNING and WAITING have a begun turn; in REWINDING no turn can be prepared."""
 
     IDLE = "idle"
     PREPARED = "prepared"
     OPENING = "opening"
     RUNNING = "running"
     WAITING = "waiting"
+    REWINDING = "rewinding"
     CLOSED = "closed"
 
 
@@ -61,6 +64,7 @@ BEGUN = frozenset({Phase.OPENING, Phase.RUNNING, Phase.WAITING})
 class Process:
     """The current process. `resumed` is the conversation that it was told to resume; `named`: the provider has told its id.
 
+    `hung`: why it was given up and is being killed, so that its end counts as a death.
     `ready`: it has been opened, and takes attempts.
     """
 
@@ -68,6 +72,7 @@ class Process:
     flags: Hashable = None
     resumed: str | None = None
     named: bool = False
+    hung: str | None = None
     ready: bool = False
 
 
@@ -137,6 +142,14 @@ class Waiting:
 
 
 @attrs.frozen(kw_only=True)
+class Rewinding:
+    """The rollback that is asked for. `begun`: the conversation is in its asker's hands."""
+
+    request_id: str
+    begun: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class State:
     """All that a session knows. `ending`: processes that we ended and whose end has not been reported; `deaths`: when, in the window.
 
@@ -155,6 +168,7 @@ class State:
     deaths: tuple[float, ...] = ()
     waits: int = 0
     waiting: Waiting | None = None
+    rewinding: Rewinding | None = None
     idle_since_s: float = 0.0
     failure: str | None = None
     closing: bool = False
@@ -209,7 +223,8 @@ class State:
 class SessionView:
     """What others may know of a session. `turn_id`: the prepared or begun turn; `incarnation`: the current process, 0 for none.
 
-    `active_turn_id`: the begun turn; `stopped`: it is over, and nothing of it runs.
+    `active_turn_id`: the begun turn; `stopped`: it is over, and nothing of it runs; `usage`: the provider's cumulative record of the
+    held conversation.
     """
 
     phase: Phase
@@ -219,6 +234,7 @@ class SessionView:
     waiting_reason: str | None
     incarnation: int
     closed: bool
+    usage: ProviderUsage | None = None
     status: SessionStatus = SessionStatus.READY
     active_turn_id: str | None = None
     last_error: str | None = None
@@ -240,6 +256,7 @@ def public_snapshot(state: State) -> SessionView:
         waiting_reason=state.waiting_reason,
         incarnation=state.process.incarnation if state.process else 0,
         closed=state.closing,
+        usage=state.held.usage,
         status=state.status,
         active_turn_id=state.ticket.turn_id if state.ticket and state.phase in BEGUN else None,
         last_error=state.last_error,

@@ -44,6 +44,7 @@ from greenroom.testing.doubles import (
     turn_failed,
     turn_timeout,
 )
+from greenroom.testing.remembering import RememberingTransport
 from greenroom.testing.scripted import (
     Plan,
     Seen,
@@ -82,6 +83,7 @@ __all__ = [
     "Plan",
     "ProcessContract",
     "RecordingEventHandler",
+    "RememberingTransport",
     "ReportRateLimits",
     "Retrying",
     "RunCommand",

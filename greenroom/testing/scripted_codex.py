@@ -345,6 +345,7 @@ class Store:
         self.total = dict.fromkeys(TOKEN_FIELDS, 0)
         self.last = dict(self.total)
         self.usage_turn = ""
+        self.reverted = False
 
     def locked(self) -> bool:
         """Take the thread for this process; False if another one has it."""
@@ -424,6 +425,10 @@ class Store:
 
     on_marker = on_go_on
 
+    def on_revert(self, record: Frame) -> None:
+        """Turns were taken out of the file: one without any is a thread all the same."""
+        self.reverted = True
+
     def on_step(self, record: Frame) -> None:
         for prompt in self.prompts:
             if prompt.number == record["n"]:
@@ -449,6 +454,24 @@ class Store:
                 turn["durationMs"] = record["ms"]
         if record["status"] == "completed":
             self.prompts = []
+
+    def cut(self, turn_id: str) -> None:
+        """Take a turn and all behind it out of the file."""
+        kept = []
+        with open(self.path, encoding="utf-8") as file:  # noqa: PTH123
+            for line in file:
+                record = json.loads(line)
+                if record["k"] == "turn" and record["id"] == turn_id:
+                    break
+                kept.append(line)
+        with open(self.path + ".new", "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.writelines([*kept, encode({"k": "revert"}).decode()])
+        os.replace(self.path + ".new", self.path)  # noqa: PTH105
+
+    def copied(self, state: str, thread_id: str) -> None:
+        """Make another thread's file of this one."""
+        with open(self.path, encoding="utf-8") as old, open(f"{state}/{thread_id}.jsonl", "w", encoding="utf-8") as new:  # noqa: PTH123
+            new.write(old.read())
 
     def close_cut_call(self) -> None:
         """Give the model the output that Codex gives of a call that was cut."""
@@ -1472,6 +1495,8 @@ METHODS = {
     "thread/archive": "archive",
     "thread/unarchive": "unarchive",
     "thread/unsubscribe": "unsubscribe",
+    "thread/revert": "revert",
+    "thread/fork": "fork",
     "thread/backgroundTerminals/list": "list_terminals",
     "thread/backgroundTerminals/clean": "clean_terminals",
     "turn/start": "start_turn",
@@ -1721,7 +1746,7 @@ class Server:
             )
         self.refuse_as_planned(thread_id)
         conversation = self.threads.get(thread_id) or self.open_old(thread_id)
-        if not conversation.store.turns or conversation.store.ephemeral:
+        if not (conversation.store.turns or conversation.store.reverted) or conversation.store.ephemeral:
             raise RpcError(f"no rollout found for thread id {thread_id}")
         turns = not params.get("excludeTurns")
         if turns:
@@ -1837,6 +1862,46 @@ class Server:
             {"thread": conversation.thread_object(turns=False, status={"type": "notLoaded"}) if store.meta else {"id": thread_id}},
         )
         self.notify("thread/unarchived", {"threadId": thread_id})
+
+    def revert(self, request_id: Any, params: Frame) -> None:
+        """Drop a turn and all after it; a turn that runs is ended first."""
+        old = self.loaded(params)
+        before = field(params, "beforeTurnId", str)
+        if not any(turn["id"] == before for turn in old.store.turns):
+            raise RpcError(f"turn not found: {before}")
+        if old.turn:
+            old.advance(Interrupted())
+        old.notify("thread/goal/cleared", threadId=old.id)
+        old.status("notLoaded")
+        old.store.cut(before)
+        new = Conversation(self, old.id, old.settings)
+        new.store.lock_fd, old.store.lock_fd = old.store.lock_fd, -1
+        new.store.load()
+        self.threads[old.id] = new
+        new.status("idle")
+        self.reply(request_id, {"thread": new.thread_object(turns=False)})
+        new.notify("thread/reverted", threadId=new.id)
+
+    def fork(self, request_id: Any, params: Frame) -> None:
+        """Make a thread with the same turns, whoever has the old one; turns behind `lastTurnId` are left out."""
+        thread_id, last = field(params, "threadId", str), params.get("lastTurnId")
+        old = Conversation(self, thread_id, {})
+        if old.store.size() <= 0:
+            raise RpcError(f"no rollout found for thread id {thread_id}")
+        fork_id = new_uuid()
+        old.store.copied(self.state, fork_id)
+        new = Conversation(self, fork_id, {})
+        new.store.load()
+        turns = [turn["id"] for turn in new.store.turns]
+        if last in turns[:-1]:
+            new.store.cut(turns[turns.index(last) + 1])
+            new = Conversation(self, fork_id, {})
+            new.store.load()
+        new.store.locked()
+        new.settings = merged(new.store.meta, self.settings(params))
+        self.threads[fork_id] = new
+        opened = new.opened(turns=not params.get("excludeTurns"))
+        self.reply(request_id, {**opened, "thread": {**opened["thread"], "forkedFromId": thread_id}})
 
     def list_loaded(self, request_id: Any, params: Frame) -> Frame:
         return {"data": list(self.threads), "nextCursor": None}

@@ -15,7 +15,17 @@ import attrs
 from greenroom.asks import Answer, Approval, Inquiry
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent, ToolCall
-from greenroom.model import ConversationSpec, OutputSchema, ProviderProfile, ProviderUsage, StdioMcpServer, TurnRequest, TurnResult
+from greenroom.history import Account, Thread
+from greenroom.model import (
+    Checkpoint,
+    ConversationSpec,
+    OutputSchema,
+    ProviderProfile,
+    ProviderUsage,
+    StdioMcpServer,
+    TurnRequest,
+    TurnResult,
+)
 from greenroom.policy.commands import How
 
 # --- the blocking port: what a user implements -------------------------------------------------------------------------
@@ -58,6 +68,49 @@ class Transport(Protocol):
 
     def open(self, spec: ConversationSpec) -> Conversation:
         """Open a conversation. Raises ProviderCapabilityError for what the profile does not declare, SessionResumeError when it is gone."""
+        ...
+
+
+@runtime_checkable
+class HistoryTransport(Protocol):
+    """A transport that tells a conversation's past (`ProviderProfile.supports_history`)."""
+
+    def read_thread(self, conversation_id: str, *, running: bool = False) -> Thread:
+        """Return the conversation's turns, oldest first; `running`: a turn runs in it now. Blocks, on any thread, at any time.
+
+        Starts no turn. Raises SessionResumeError when the conversation is gone.
+        """
+        ...
+
+
+@runtime_checkable
+class RollbackTransport(Protocol):
+    """A transport that takes turns back (`ProviderProfile.supports_rollback`)."""
+
+    def rollback(self, spec: ConversationSpec, num_turns: int) -> Checkpoint:
+        """Take the last turns out of the conversation `spec.resume_id`, for good, and return it as it is then. Blocks, on any thread.
+
+        No other connection of the session is open meanwhile. `spec.previous_usage` and that of the answer are the cumulative usage.
+        Raises SessionStateError when the conversation has fewer turns, and then and otherwise leaves it as it was.
+        """
+        ...
+
+
+@runtime_checkable
+class ForkTransport(Protocol):
+    """A transport that forks conversations (`ProviderProfile.supports_fork`)."""
+
+    def fork(self, spec: ConversationSpec) -> Checkpoint:
+        """Return a new conversation with the history of `spec.resume_id`, which is left as it is. Blocks, on any thread."""
+        ...
+
+
+@runtime_checkable
+class AccountTransport(Protocol):
+    """A transport that knows who pays."""
+
+    def account(self) -> Account:
+        """Return which account it uses. Blocks, on any thread."""
         ...
 
 
@@ -445,7 +498,12 @@ class LinkLaunch:
 
 @runtime_checkable
 class SharedTransport(Protocol):
-    """The part of a stream transport whose conversations may share a process."""
+    """The part of a stream transport whose conversations may share a process. `max_conversations`: how many one may carry at once."""
+
+    @property
+    def max_conversations(self) -> int:
+        """At least 1; read at each start."""
+        ...
 
     def link_key(self, spec: ConversationSpec) -> Hashable | None:
         """Conversations with one key may share a process; None: a process for each."""

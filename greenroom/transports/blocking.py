@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
-import signal
 import threading
 from collections.abc import Callable
 
 import attrs
 
-from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock
+from greenroom.clock import Clock, SystemClock
 from greenroom.errors import GreenroomError, NoRunningTurnError, ProviderCapabilityError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.ids import new_nonce
@@ -35,11 +33,9 @@ from greenroom.transports.base import (
 )
 from greenroom.transports.driver import Driver, Ended
 from greenroom.transports.guard import host_id
-from greenroom.transports.marks import Sweep, make_mark
+from greenroom.transports.marks import make_mark
 from greenroom.transports.process import LocalExecutor
-
-FOREIGN_CLOCK_S = 0.05
-SWEEP_ROUNDS = 40
+from greenroom.transports.pump import FOREIGN_CLOCK_S, pump, sweep
 
 Action = Callable[[float], list[Output]]
 
@@ -213,34 +209,7 @@ class BlockingConversation:
         outputs = [output for action in actions for output in action(self._clock.monotonic())]
         if outputs or driver.ended:
             return outputs
-        readers = {
-            driver.process.stdout_fd if driver.wants_stdout else None: driver.stdout_ready,
-            driver.process.stderr_fd if driver.wants_stderr else None: driver.stderr_ready,
-            driver.process.exit_fd if driver.wants_exit else None: driver.exit_ready,
-        }
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_read, selectors.EVENT_READ)
-            for fd, ready in readers.items():
-                if fd is not None:
-                    selector.register(fd, selectors.EVENT_READ, ready)
-            if driver.wants_write and driver.process.stdin_fd is not None:
-                selector.register(driver.process.stdin_fd, selectors.EVENT_WRITE, driver.stdin_ready)
-            ready_keys = selector.select(self._patience(driver))
-        now_s = self._clock.monotonic()
-        for key, _ in ready_keys:
-            if key.data is not None:
-                outputs += key.data(now_s)
-            else:
-                os.read(self._wake_read, 4096)
-        due_s = driver.deadline_s
-        return outputs + (driver.tick(now_s) if due_s is not None and due_s <= now_s else [])
-
-    def _patience(self, driver: Driver) -> float | None:
-        due_s = driver.deadline_s
-        left_s = None if due_s is None else max(0.0, due_s - self._clock.monotonic())
-        if isinstance(self._clock, SystemClock) and driver.process.exit_fd is not None:
-            return None if left_s is None else min(left_s, LONGEST_SLEEP_S)
-        return FOREIGN_CLOCK_S if left_s is None else min(left_s, FOREIGN_CLOCK_S)
+        return outputs + pump(driver, self._clock, self._wake_read)
 
     def _end(self, *, kill: bool) -> None:
         driver, self._driver = self._driver, None
@@ -252,21 +221,13 @@ class BlockingConversation:
             self._pump()
         driver.release()
         self._driver = None
-        self._sweep()
-
-    def _sweep(self) -> None:
-        sweep = Sweep([self._mark])
-        for _ in range(SWEEP_ROUNDS):
-            sweep.round(signal.SIGKILL)
-            if sweep.done:
-                return
-            threading.Event().wait(FOREIGN_CLOCK_S)
+        sweep(self._mark)
 
     def _died(self, ended: Ended) -> TransportDiedError:
         driver = self._live()
         driver.release()
         self._driver = None
-        self._sweep()
+        sweep(self._mark)
         return ended.as_error(driver.launch.argv)
 
 

@@ -26,6 +26,7 @@ from greenroom import (
     Decline,
     Greenroom,
     Lifecycle,
+    LivenessReason,
     NativePermissions,
     PendingApproval,
     PendingQuestion,
@@ -394,6 +395,7 @@ def test_approval_required_of_a_front_end_asks(house):
     (pending,) = house.pending()
     assert house.room.pending("t") == (pending,)
     assert house.room.directory.get("t").status.value == "running"
+    assert house.room._living("t").liveness.reason is LivenessReason.APPROVAL
     assert house.room.answer(pending.request_id, Accept())
     assert sent.wait(PATIENCE_S).result.text == "done"
     again = house.room.send_turn("t", lines(house.words["other"], "SAY never"))

@@ -8,7 +8,7 @@ import re
 import attrs
 import pytest
 
-from greenroom import testing
+from greenroom import Liveness, LivenessReason, StallAction, testing
 from greenroom.cli import fields
 from greenroom.cli.results import Outcome, TaskRecord
 from greenroom.testing import contracts, model_rules, model_server, scripted, scripted_claude
@@ -97,6 +97,13 @@ def test_every_lifecycle_kind_is_told(provider):
     assert kinds == first_column(read(f"{provider}.md"), "`Lifecycle` kind")
 
 
+def test_every_reason_of_a_quiet_session_is_told():
+    assert first_column(read("liveness.md"), "`reason` \\| When") == {reason.name for reason in LivenessReason}
+    assert first_column(read("liveness.md"), "`action`") == {action.name for action in StallAction}
+    shown = {name for name in first_column(read("liveness.md"), "Field") if "(" not in name}
+    assert shown == {*(field.name for field in attrs.fields(Liveness)), "left_s", "tool"}
+
+
 def test_codex():
     page = read("codex.md")
     assert codex_transport.PROGRAM.needed in page
@@ -114,6 +121,13 @@ def test_the_programs_run(number, tmp_path, monkeypatch):
         suite = names["TestMyStore"]
         for check in (check for check in dir(suite) if check.startswith("test_")):
             getattr(suite(), check)()
+
+
+def test_the_program_about_history_runs(capsys):
+    (program,) = re.findall(r"^```python\n(.*?)^```$", read("history.md"), re.MULTILINE | re.DOTALL)
+    exec(compile(program, "docs/history.md", "exec"), {})  # noqa: S102 - it is our own page
+    said = capsys.readouterr().out
+    assert said == "completed ['plan it', 'echo: plan it']\ncompleted ['do it', 'echo: do it']\napiKey\n"
 
 
 if __name__ == "__main__":

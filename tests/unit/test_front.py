@@ -11,6 +11,7 @@ import pytest
 
 from greenroom import (
     Greenroom,
+    LivenessReason,
     NativeMode,
     NoRunningTurnError,
     ProviderCapabilityError,
@@ -69,7 +70,8 @@ def test_it_is_connected_and_ready_before_there_is_a_turn(room, tmp_path):
     stream = room.events()
     transport = FakeTransport()
     record = start(room, tmp_path, transport=transport, model="small")
-    assert attrs.asdict(record) | {"created_at": None, "updated_at": None} == {
+    assert record.liveness.reason is LivenessReason.IDLE
+    assert attrs.asdict(record) | {"created_at": None, "updated_at": None, "liveness": None} == {
         "thread_id": "t",
         "provider": "fake",
         "status": SessionStatus.READY,
@@ -81,6 +83,7 @@ def test_it_is_connected_and_ready_before_there_is_a_turn(room, tmp_path):
         "created_at": None,
         "updated_at": None,
         "last_error": None,
+        "liveness": None,
     }
     assert record.created_at <= record.updated_at <= dt.datetime.now(dt.UTC)
     assert len(transport.conversations) == 1
@@ -356,6 +359,23 @@ def test_a_closed_room(tmp_path):
         start(room, tmp_path, "other")
     with pytest.raises(UnknownSessionError):
         room.send_turn("t", "x")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda room: room.read_thread("t"),
+        lambda room: room.rollback_thread("t", 1),
+        lambda room: room.fork_thread("t", "t2"),
+        lambda room: room.account(FakeTransport()),
+    ],
+)
+def test_what_the_provider_cannot_is_refused_by_name(room, tmp_path, call):
+    start(room, tmp_path)
+    room.send_turn("t", "x").wait(PATIENCE_S)
+    with pytest.raises(ProviderCapabilityError):
+        call(room)
+    assert [one.thread_id for one in room.directory.list()] == ["t"]
 
 
 # --- asynchronous

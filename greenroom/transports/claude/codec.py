@@ -15,10 +15,11 @@ from typing import Any
 
 from greenroom.asks import Answer
 from greenroom.errors import CliCheckError, GreenroomError, ProviderCapabilityError, SessionResumeError, SessionStateError, TurnFailedError
-from greenroom.events import ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
+from greenroom.events import AccountInUse, ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write, soonest
 from greenroom.transports.claude import asks, exits, lines, mapping, outcome
+from greenroom.transports.claude.account import account_of
 from greenroom.transports.claude.classify import Failure
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
@@ -32,7 +33,7 @@ _Handler = Callable[[Frame, float], Iterator[Output]]
 _QUIET = frozenset(
     {
         *("keep_alive", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
-        *("system/status", "system/thinking_tokens", "system/background_tasks_changed", "system/task_updated", "system/task_progress"),
+        *("system/status", "system/thinking_tokens", "system/task_updated", "system/task_progress"),
         *("system/session_state_changed", "system/hook_started", "system/hook_progress", "system/hook_response"),
         *("system/files_persisted", "system/local_command_output"),
     }
@@ -67,6 +68,7 @@ class ClaudeCodec:
             "system/compact_boundary": self._compact_boundary,
             "system/informational": self._informational,
             "system/model_fallback": self._model_fallback,
+            "system/background_tasks_changed": self._background_tasks,
             "system/task_started": self._task,
             "system/task_notification": self._task,
         }
@@ -196,6 +198,7 @@ class ClaudeCodec:
         self._phase = Phase.READY
         self._startup_until_s = None
         yield Lifecycle("credential", _credential(facts))
+        yield AccountInUse(account_of(facts))
         yield Ready(self._config.resume_id)
 
     def _widened(self, facts: dict[str, Any]) -> str | None:
@@ -328,6 +331,9 @@ class ClaudeCodec:
 
     def _model_fallback(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield Lifecycle("model fallback", f"{frame.original_model} to {frame.fallback_model}")
+
+    def _background_tasks(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        yield mapping.background_tasks(frame)
 
     def _task(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield Lifecycle("task", f"{frame.subtype.removeprefix('task_')}: {frame.summary or frame.description or ''}")

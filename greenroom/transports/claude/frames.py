@@ -117,6 +117,7 @@ class Frame(msgspec.Struct):
     fallback_model: Any = None
     decision_reason: Any = None
     rate_limit_info: Any = None
+    tasks: list[Any] | None = None
 
 
 _decode = msgspec.json.Decoder(Frame).decode

@@ -16,11 +16,12 @@ from typing import Any
 from greenroom.clock import Clock
 from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.events import ToolCall
-from greenroom.ids import IdAllocator
-from greenroom.model import ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
+from greenroom.history import Account, Thread
+from greenroom.ids import IdAllocator, new_nonce
+from greenroom.model import Checkpoint, ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
 from greenroom.transports.binaries import Program
-from greenroom.transports.claude import transcript
+from greenroom.transports.claude import queries, transcript
 from greenroom.transports.claude.codec import ClaudeCodec
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.launch import (
@@ -33,7 +34,8 @@ from greenroom.transports.claude.launch import (
     schema_of,
 )
 from greenroom.transports.claude.lines import MAX_TEXT_BYTES, too_long
-from greenroom.transports.environment import without_parent
+from greenroom.transports.environment import child_env, without_parent
+from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
 from greenroom.transports.versions import check_version
 
@@ -61,6 +63,9 @@ PROFILE = ProviderProfile(
     chooses_ids=True,
     retries_in_place=True,
     supports_asks=True,
+    supports_history=True,
+    supports_rollback=True,
+    supports_fork=True,
     auth_env_vars=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
     state_root_env="CLAUDE_CONFIG_DIR",
 )
@@ -203,6 +208,49 @@ class ClaudeStreamTransport:
     def link_key(self, spec: ConversationSpec) -> Hashable | None:
         """A process for each conversation."""
         return None
+
+    # --- beside the turns: all of these block, on the calling thread
+
+    def read_thread(self, conversation_id: str, *, running: bool = False) -> Thread:
+        """Return the conversation's past, from its transcript; no process is started. `running`: a turn runs in it.
+
+        Raises SessionResumeError when there is none, QueryFailedError when it cannot be read.
+        """
+        return queries.read_thread(Path(self.state_home), conversation_id, running=running)
+
+    def rollback(self, spec: ConversationSpec, num_turns: int) -> Checkpoint:
+        """Take the last turns out of the conversation `spec.resume_id`, which no process may hold; in a process that runs no turn.
+
+        Raises SessionStateError when it has fewer turns, SessionResumeError when it is gone, QueryFailedError when the CLI refuses.
+        """
+        conversation_id = spec.resume_id or ""
+        place = self._place(f"conversation {conversation_id!r} was not rolled back", spec.cwd, "--resume", conversation_id)
+        queries.rollback(place, Path(self.state_home), conversation_id, num_turns)
+        return Checkpoint(conversation_id, spec.previous_usage)
+
+    def fork(self, spec: ConversationSpec) -> Checkpoint:
+        """Return a new conversation with the history of `spec.resume_id`, which is left as it is. Raises as `rollback`."""
+        conversation_id, fork_id = spec.resume_id or "", new_nonce()
+        home = Path(self.state_home)
+        more = queries.fork_arguments(queries.read_thread(home, conversation_id), fork_id)
+        return queries.fork(
+            self._place(f"conversation {conversation_id!r} was not forked", spec.cwd, *more), home, conversation_id, fork_id
+        )
+
+    def account(self) -> Account:
+        """Return which account its processes use, as one of them says it. Calls no model. Raises CliNotFoundError, QueryFailedError."""
+        return ask(self._place("the account is not known", Path("/")), queries.whose())
+
+    def _place(self, what: str, cwd: Path, *arguments: str) -> Place:
+        return Place(
+            what=what,
+            argv=queries.arguments(self.find_binary(), *arguments),
+            cwd=cwd,
+            env_for=lambda mark: child_env(self.env, mark=mark, ours={}),
+            executor=self.executor,
+            timeout_s=self.startup_timeout_s,
+            close_grace_s=self.close_grace_s,
+        )
 
     def open(self, spec: ConversationSpec) -> Conversation:
         """Open a conversation on the calling thread. Raises SessionResumeError when `spec.resume_id` is gone."""

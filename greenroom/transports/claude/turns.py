@@ -104,16 +104,22 @@ class Turns:
         """A turn begins: ours if it names our message, else one that the CLI started by itself."""
         turn = self.open
         if turn is not None and turn.owns(frame.user_message_uuids):
-            self._owner = Owner.ATTEMPT
+            yield from self._own(Owner.ATTEMPT)
             for steer in turn.steers.values():
                 steer.opened_turn = steer.opened_turn or steer.uuid in (frame.user_message_uuids or ())
             if turn.receipt in (frame.user_message_uuids or ()):
                 yield from self._started(turn, now_s)
         elif self._owner is not Owner.ATTEMPT:
             self._owner = Owner.CLI
-            yield Lifecycle("background turn", "the CLI started a turn by itself")
+            yield Lifecycle("background turn", "the CLI started a turn by itself", ongoing=True)
             if turn is not None:
                 yield from self._push_stop(turn, now_s)
+
+    def _own(self, owner: Owner) -> Iterator[Output]:
+        """What the CLI is in is `owner`'s from now on; a turn of its own that was on is told to be over."""
+        before, self._owner = self._owner, owner
+        if before is Owner.CLI and owner is not Owner.CLI:
+            yield Lifecycle("background turn", "its end", ongoing=False)
 
     # --- the life of our messages --------------------------------------------------------------------------------------
 
@@ -144,7 +150,7 @@ class Turns:
         turn.started = True
         turn.probe_until_s = None
         if not turn.results:
-            self._owner = Owner.ATTEMPT
+            yield from self._own(Owner.ATTEMPT)
         yield from self._push_stop(turn, now_s)
 
     def _dropped(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -198,7 +204,7 @@ class Turns:
         if state == "queued":
             yield from steers.delivered(steer)
         elif state == "started":
-            self._owner = Owner.ATTEMPT
+            yield from self._own(Owner.ATTEMPT)
             yield from steers.consumed(turn, steer)
         elif state == "cancelled":
             yield from steers.rejected(steer, "dropped by the interrupt" if turn.stop is not None else "it was not taken up in time")
@@ -292,7 +298,7 @@ class Turns:
             yield from self._our_result(turn, frame, spent, now_s)
             return
         if self._owner is Owner.CLI:
-            self._owner = Owner.NOBODY
+            yield from self._own(Owner.NOBODY)
         if spent.tokens.total_input or spent.tokens.output or spent.total_cost_usd or not spent.increment_known:
             yield Booked(spent)
 
@@ -304,7 +310,7 @@ class Turns:
         return self._owner is Owner.ATTEMPT and (frame.origin is None or turn.folded)
 
     def _our_result(self, turn: OpenAttempt, frame: Frame, spent: ProviderUsage, now_s: float) -> Iterator[Output]:
-        self._owner = Owner.NOBODY
+        yield from self._own(Owner.NOBODY)
         turn.results.append(frame)
         if outcome.is_aborted(frame) and not spent.tokens.total_input:
             spent = attrs.evolve(spent, increment_known=False)  # cut before the model's first count: the call was made all the same

@@ -93,7 +93,7 @@ def completed(turn: OpenAttempt, item: Frame) -> Iterator[AgentEvent]:
         if item_id not in turn.closed_tools:
             turn.closed_tools.add(item_id)
             turn.calls.pop(item_id, None)
-            yield _result(item_id, turn.tools[item_id], item)
+            yield result(item, turn.tools[item_id])
     elif item_id not in turn.texts:
         turn.texts.add(item_id)
         yield from _told(turn, kind, item)
@@ -103,8 +103,8 @@ def _told(turn: OpenAttempt, kind: str, item: Frame) -> Iterator[AgentEvent]:
     if kind == "agentMessage":
         yield from _message(turn, item)
     elif kind == "reasoning":
-        if thought := _reasoning(item):
-            yield Reasoning(thought)
+        if said := thought(item):
+            yield Reasoning(said)
     elif kind == "subAgentActivity":
         yield Lifecycle("sub-agent", f"{text(item.get('kind'))}: {text(item.get('agentPath'))}")
     elif kind in _NOTICES:
@@ -122,12 +122,21 @@ def _message(turn: OpenAttempt, item: Frame) -> Iterator[AgentEvent]:
         yield AssistantText(said)
 
 
-def _reasoning(item: Frame) -> str:
+def thought(item: Frame) -> str:
+    """Return what a reasoning item says."""
     parts = item.get("summary") or item.get("content")
     return "\n".join(part for part in parts if isinstance(part, str)) if isinstance(parts, list) else ""
 
 
-def _result(item_id: str, tool: str, item: Frame) -> ToolResult:
+def described(item: Frame) -> _Described | None:
+    """Return a tool's name and its arguments; None for an item that is no tool."""
+    describe = _TOOLS.get(text(item.get("type")))
+    return None if describe is None else describe(item)
+
+
+def result(item: Frame, tool: str) -> ToolResult:
+    """Return what a tool's item says of its end."""
+    item_id = text(item.get("id"))
     exit_code, duration_ms = item.get("exitCode"), number(item.get("durationMs"))
     return ToolResult(
         item_id,

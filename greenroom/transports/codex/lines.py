@@ -54,7 +54,7 @@ def _line(value: Frame) -> bytes:
     return json.dumps(clean(value), separators=(",", ":")).encode() + b"\n"
 
 
-def request(request_id: int, method: str, params: Frame) -> bytes:
+def request(request_id: int | str, method: str, params: Frame) -> bytes:
     """Ask the server for something; it answers under the same id."""
     return _line({"id": request_id, "method": method, "params": params})
 

@@ -15,10 +15,12 @@ from typing import Any
 
 from greenroom.asks import Answer
 from greenroom.errors import CliCheckError, GreenroomError, SessionResumeError, SessionStateError
-from greenroom.events import Lifecycle, RateLimitStatus
+from greenroom.events import AccountInUse, Lifecycle, RateLimitStatus
+from greenroom.history import Account
 from greenroom.model import ProviderUsage
 from greenroom.transports.base import Addressed, Attempt, Kill, LaunchSpec, Output, ProcessExit, Ready, StartFailed, Write
 from greenroom.transports.codex import items, lines
+from greenroom.transports.codex.account import WHOSE, account_of
 from greenroom.transports.codex.asks import SERVED
 from greenroom.transports.codex.classify import refused_request, refused_start
 from greenroom.transports.codex.config import CodecConfig
@@ -32,6 +34,7 @@ _CHILDREN_KEPT = 1024
 #: Said of a thread while it opens, before the answer that tells whose it is.
 _EARLY = frozenset({"mcpServer/startupStatus/updated", "warning"})
 _EARLY_KEPT = 64
+_WHOSE_ID = "account"
 
 
 class CodexLinkCodec:
@@ -48,6 +51,7 @@ class CodexLinkCodec:
         self._limits: dict[str, RateLimitStatus] = {}
         self._faults: dict[str, None] = {}
         self._early: deque[tuple[str, str, Frame]] = deque(maxlen=_EARLY_KEPT)
+        self._account: Account | None = None
         self._ready = False
         self._ended = False
 
@@ -206,6 +210,8 @@ class CodexLinkCodec:
             return
         self._ready = True
         yield Write(lines.notification("initialized"))
+        # Nobody waits for the answer: with a ChatGPT login the server asks OpenAI first, and may never come back.
+        yield Write(lines.request(_WHOSE_ID, WHOSE, {}))
         yield Ready(None)
         for key, conversation in list(self._conversations.items()):
             if conversation.phase is Phase.WAITING:
@@ -252,6 +258,8 @@ class CodexLinkCodec:
 
     def _answered(self, frame: Frame, now_s: float) -> Iterator[Output]:
         pending = self._desk.take(frame.get("id"))
+        if frame.get("id") == _WHOSE_ID and self._account is None:
+            yield from self._told_account(account_of(obj(frame.get("result")), frame.get("error")))
         if pending is None:
             return
         reply, error = obj(frame.get("result")), frame.get("error")
@@ -289,6 +297,13 @@ class CodexLinkCodec:
             yield Addressed(key=key, output=Lifecycle("warning", fault))
         for limit in self._limits.values():
             yield Addressed(key=key, output=limit)
+        if self._account is not None:
+            yield Addressed(key=key, output=AccountInUse(self._account))
+
+    def _told_account(self, account: Account) -> Iterator[Output]:
+        """The server has said who pays: told to who is there, and to each that comes."""
+        self._account = account
+        yield from self._to_all([AccountInUse(account)])
 
     # --- notifications -------------------------------------------------------------------------------------------------
 
@@ -322,7 +337,7 @@ class CodexLinkCodec:
                 self._limits[limit.window] = limit
                 yield limit
 
-    def _to_all(self, events: Iterable[RateLimitStatus]) -> Iterator[Output]:
+    def _to_all(self, events: Iterable[RateLimitStatus | AccountInUse]) -> Iterator[Output]:
         for event in events:
             for key, conversation in self._conversations.items():
                 if conversation.phase is Phase.READY:

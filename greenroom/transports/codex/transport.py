@@ -8,29 +8,35 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 import attrs
 
 from greenroom.clock import Clock
-from greenroom.errors import McpConfigError, ProviderCapabilityError
+from greenroom.errors import McpConfigError, ProviderCapabilityError, SessionResumeError
+from greenroom.history import Account, Thread
 from greenroom.ids import IdAllocator
-from greenroom.model import ConversationSpec, NativeMode, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
+from greenroom.model import Checkpoint, ConversationSpec, NativeMode, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec, LinkLaunch
 from greenroom.transports.binaries import Program
+from greenroom.transports.codex import queries
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
 from greenroom.transports.codex.rollout import last_messages
 from greenroom.transports.environment import child_env, without_parent
 from greenroom.transports.marks import VARIABLE
+from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
 from greenroom.transports.versions import check_version
 
 NAME = "codex"
 #: The server refuses more, counted in characters (0.163 and 0.171: `input_too_large`).
 MAX_PROMPT_CHARS = 1_048_576
+#: How long a thread that another server still holds is waited for, try by try: one that gives it up takes milliseconds.
+IN_USE_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 PROGRAM = Program(
@@ -53,6 +59,9 @@ PROFILE = ProviderProfile(
     chooses_ids=False,
     retries_in_place=True,
     supports_asks=True,
+    supports_history=True,
+    supports_rollback=True,
+    supports_fork=True,
     renewal=RenewalBudget(max_turns=2, max_turn_input_tokens=10_000_000, max_turn_duration_ms=600_000),
     auth_env_vars=("OPENAI_API_KEY", "CODEX_API_KEY"),
     state_root_env="CODEX_HOME",
@@ -193,6 +202,58 @@ class CodexAppServerTransport:
             startup_timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
             max_conversations=self.max_conversations,
+        )
+
+    # --- beside the turns: all of these block, on the calling thread, and ask a short-lived server of their own
+
+    def read_thread(self, conversation_id: str, *, running: bool = False) -> Thread:
+        """Return the conversation's past, also while another server has it. `running`: a turn runs in it.
+
+        Raises SessionResumeError when it is gone, QueryFailedError when no usable answer comes.
+        """
+        return ask(self._place(f"conversation {conversation_id!r} cannot be read"), queries.read_thread(conversation_id, running=running))
+
+    def rollback(self, spec: ConversationSpec, num_turns: int) -> Checkpoint:
+        """Take the last turns out of the conversation `spec.resume_id`, which nobody may hold.
+
+        Raises SessionStateError when it has fewer turns, SessionResumeError when it is gone or stays in use, QueryFailedError.
+        """
+        conversation_id = spec.resume_id or ""
+        place = self._place(f"conversation {conversation_id!r} was not rolled back")
+        for delay_s in (*IN_USE_DELAYS_S, None):
+            try:
+                usage = ask(place, queries.rollback(conversation_id, num_turns, spec.previous_usage))
+            except SessionResumeError as error:
+                if not error.in_use or delay_s is None:
+                    raise
+                threading.Event().wait(delay_s)
+            else:
+                break
+        return Checkpoint(conversation_id, usage)
+
+    def fork(self, spec: ConversationSpec) -> Checkpoint:
+        """Return a new conversation with the history of `spec.resume_id`, which is left as it is. Raises as `rollback`."""
+        conversation_id = spec.resume_id or ""
+        fork_id = ask(self._place(f"conversation {conversation_id!r} was not forked"), queries.fork(conversation_id))
+        return Checkpoint(fork_id, spec.previous_usage)
+
+    def account(self) -> Account:
+        """Return which account its servers use, as one of them says it. With a ChatGPT login the server asks OpenAI.
+
+        Raises CliNotFoundError, QueryFailedError.
+        """
+        return ask(self._place("the account is not known"), queries.whose())
+
+    def _place(self, what: str) -> Place:
+        home = Path(self.state_home)
+        return Place(
+            what=what,
+            argv=self._argv(),
+            cwd=home if home.is_dir() else Path("/"),
+            env_for=lambda mark: child_env(self.env, mark=mark, ours={}),
+            executor=self.executor,
+            timeout_s=self.startup_timeout_s,
+            close_grace_s=self.close_grace_s,
         )
 
     def open(self, spec: ConversationSpec) -> Conversation:

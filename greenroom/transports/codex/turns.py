@@ -185,7 +185,7 @@ class Turns:
         self.active = wire_turn
         turn = self.open
         if turn is None or not turn.written:
-            yield Lifecycle("background turn", "the server started a turn by itself")
+            yield Lifecycle("background turn", "the server started a turn by itself", ongoing=True)
         elif turn.wire_turn is None:
             turn.early = wire_turn
         elif turn.wire_turn == wire_turn or (not turn.has_message and not turn.started):
@@ -437,6 +437,8 @@ class Turns:
     def status_changed(self, fields: Frame, now_s: float) -> Iterator[Output]:
         """The thread is busy, or idle again: then no turn runs, even if the line with its end was lost."""
         if obj(fields.get("status")).get("type") in {"idle", "systemError"}:
+            if self.active is not None and (self.open is None or not self.open.written):
+                yield Lifecycle("background turn", "its end", ongoing=False)
             self.active = None
             yield from self.write(now_s)
 
@@ -454,6 +456,7 @@ class Turns:
         elif wire_id == self.active:
             self.active = None
             self.history.last_status = text(wire_turn.get("status")) or None
+            yield Lifecycle("background turn", "its end", ongoing=False)
             yield from self.write(now_s)
 
     def _completed(self, turn: OpenAttempt, wire_turn: Frame, now_s: float) -> Iterator[Output]:

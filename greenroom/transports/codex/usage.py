@@ -13,6 +13,8 @@ from greenroom.model import CostSource, ProviderUsage, TokenUsage
 from greenroom.transports.codex.lines import count, obj
 
 PROVIDER = "codex"
+#: In `raw`: the thread was rolled back, and its totals with it; the next resume tells them.
+ROLLED_BACK = "rolledBack"
 _KEYS = ("inputTokens", "cachedInputTokens", "cacheWriteInputTokens", "outputTokens", "reasoningOutputTokens")
 
 
@@ -50,6 +52,7 @@ class Ledger:
     def __init__(self, *, fresh: bool, previous: ProviderUsage | None, after_death: bool) -> None:
         raw = _baseline(previous)
         self._previous = previous
+        self._rebased = previous is not None and previous.raw.get(ROLLED_BACK) is True
         self._base_known = fresh or raw is not None
         # A cut attempt has been billed by what it was seen to take: what the server counts on from is the better baseline then.
         self._trusts_replay = after_death or raw is None
@@ -76,6 +79,8 @@ class Ledger:
         if self._trusts_replay and total:
             self._trusts_replay = False
             self._last = self._base = _counts(total)
+            if self._rebased:  # an attempt may have begun by now
+                self._base_known = self._known = True
 
     def take(self, usage: Any) -> None:
         """Take an update of the open attempt's turn. Repeated totals add nothing."""
@@ -141,8 +146,8 @@ class Ledger:
 
 
 def _baseline(previous: ProviderUsage | None) -> dict[str, int] | None:
-    total = obj(previous.raw.get("total")) if previous is not None else {}
-    return _counts(total) if total else None
+    total = previous.raw.get("total") if previous is not None else None
+    return _counts(total) if isinstance(total, dict) else None
 
 
 def _without(now: Mapping[str, int], last: Mapping[str, int]) -> dict[str, int]:

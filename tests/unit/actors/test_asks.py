@@ -28,6 +28,7 @@ from greenroom.clock import SystemClock
 from greenroom.errors import TransportDiedError, UnknownRequestError
 from greenroom.events import ApprovalRequested, ApprovalResolved, Lifecycle, QuestionAsked, QuestionResolved
 from greenroom.journal import records as r
+from greenroom.liveness import LivenessReason
 from greenroom.model import TurnRequest
 from greenroom.policy.events import WaitedForPerson
 from tests.unit.actors.test_durable_session import Rig
@@ -281,6 +282,19 @@ def test_the_deadline_that_a_restart_hands_on_is_put_off_by_the_wait(timed):
     timed.down()
     assert timed.actor._state.ticket.deadline_s == before_s + 35
     assert timed.replayed().ticket.deadline_s == before_s + 35
+
+
+def test_the_session_shows_that_its_turn_waits_for_a_person(rig):
+    rig.core.asks = AskPolicy(deadline_s=60)
+    at_work = rig.core.pulse.read(rig.clock.monotonic()).reason
+    rig.ask("own", turn_id=None)
+    assert rig.core.pulse.read(rig.clock.monotonic()).reason is at_work is LivenessReason.MODEL
+    request_id = rig.ask()
+    seen = rig.core.pulse.read(rig.clock.monotonic())
+    assert (seen.reason, seen.left_s) == (LivenessReason.APPROVAL, 60)
+    rig.answer(request_id, Accept())
+    rig.taken()
+    assert rig.core.pulse.read(rig.clock.monotonic()).reason is LivenessReason.MODEL
 
 
 # --- ends

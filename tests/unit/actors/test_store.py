@@ -4,11 +4,21 @@ import pytest
 
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
-from greenroom.actors.dispatcher import ManualDispatcher
+from greenroom.actors.dispatcher import ManualDispatcher, TimerFired
 from greenroom.actors.runtime import LoopActor, tell
-from greenroom.actors.store import EVENTS_BACKLOG, GROUP_RECORDS, HEAL_EVERY_S, JournalActor, Keeper, plainer, unavailable
+from greenroom.actors.store import (
+    EVENTS_BACKLOG,
+    GROUP_RECORDS,
+    HEAL_EVERY_S,
+    TRIM,
+    TRIM_PAUSE_S,
+    JournalActor,
+    Keeper,
+    plainer,
+    unavailable,
+)
 from greenroom.errors import JournalError, StoreFailedError, StoreUnavailableError, TurnFailedError
-from greenroom.journal import STANDARD, Journal, Recovery
+from greenroom.journal import STANDARD, Journal, Recovery, Retention
 from greenroom.journal import records as r
 from greenroom.model import FailureKind, StoreFault
 from greenroom.policy import events as e
@@ -253,3 +263,37 @@ def test_the_refusal_says_what_was_not_done_why_and_what_to_do():
     assert refused.hint == "make room on the disk; then try again"
     odd = JournalError("cannot record a Thing")
     assert unavailable("no turn was prepared", odd) is odd
+
+
+# --- forgetting
+
+
+def test_what_is_too_old_is_forgotten_soon_after_the_opening_and_every_minute_then(rig):
+    def events():
+        return rig.ask("events", "s-1").batches
+
+    rig.journal.close()
+    ref = JournalActor.start(
+        rig.dispatcher, journal=(journal := Flaky.open(rig.directory, clock_wall=rig.clock.wall)), retention=Retention(max_age_s=1000.0)
+    )
+    rig.ref.stop(block=False)
+    rig.ref, rig.journal = ref, journal
+    rig.put(opened(), spoken(1, at_wall_s=rig.clock.wall() - 1001.0), spoken(2, at_wall_s=rig.clock.wall()))
+    rig.idle()
+    assert len(events()) == 2
+    rig.clock.advance(TRIM_PAUSE_S)
+    rig.idle()
+    assert [batch.first_sequence for batch in events()] == [2]
+    rig.clock.advance(1001.0)
+    rig.idle()
+    assert events() == ()
+
+
+def test_a_journal_that_is_never_idle_forgets_all_the_same(rig):
+    rig.put(opened(), spoken(1, at_wall_s=-(10.0**9)))
+    rig.idle()
+    tell(rig.ref, TimerFired(token=TRIM))
+    for first in range(2, 40):
+        rig.put(spoken(first, at_wall_s=rig.clock.wall()), waiting=False)
+    rig.idle()
+    assert [batch.first_sequence for batch in rig.ask("events", "s-1").batches] == list(range(2, 40))

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from greenroom.cli.doctor import Status, Surroundings, as_json, as_lines, examine, exit_status
-from greenroom.errors import CliCheckError, CliNotFoundError
+from greenroom.errors import CliCheckError, CliNotFoundError, QueryFailedError
+from greenroom.history import Account, AccountKind
 
 LOGIN = {"claudeAiOauth": {"accessToken": "secret-token", "expiresAt": 1}}
 
@@ -21,6 +23,8 @@ def here(tmp_path, **changes):
         "which": lambda name: f"/usr/bin/{name}",
         "find": lambda wanted: str(wanted or "/opt/claude"),
         "version_of": lambda binary: "2.1.332",
+        "account_of": lambda binary: Account(provider="claude", kind=AccountKind.API_KEY, source="ANTHROPIC_API_KEY"),
+        "codex_account_of": lambda binary: Account(provider="codex", kind=AccountKind.CHATGPT, plan="plus", who="a@b.c"),
     }
     return Surroundings(**{**fine, **changes})
 
@@ -153,3 +157,31 @@ def test_codex(tmp_path, case):
     # Beside Claude, what Codex lacks is a warning; of one's own provider alone nothing is said of the other.
     assert named(examine(place), name).status.value == ("warn" if status == "fail" else status)
     assert named(examine(place, provider="claude"), "codex") is None
+
+
+def test_each_cli_is_asked_which_account_it_uses(tmp_path):
+    (tmp_path / ".codex").mkdir()
+    checks = examine(here(tmp_path, find_codex=lambda _: "/opt/codex", codex_version_of=lambda _: "0.171.0"))
+    assert named(checks, "claude account").detail == "apiKey, from ANTHROPIC_API_KEY"
+    assert named(checks, "codex account").detail == "chatgpt, plan plus"
+    assert "a@b.c" not in as_json(checks)
+
+
+@pytest.mark.parametrize(
+    ("account_of", "said"),
+    [
+        (raising(QueryFailedError("the account is not known", "no answer within 15 s")), "it does not say: .*no answer"),
+        (lambda _: Account(provider="claude", kind=AccountKind.NONE), "none"),
+    ],
+)
+def test_an_account_that_is_not_there_is_a_warning(tmp_path, account_of, said):
+    check = named(examine(here(tmp_path, account_of=account_of), provider="claude"), "claude account")
+    assert check.status is Status.WARN
+    assert re.match(said, check.detail)
+
+
+def test_a_cli_that_cannot_be_used_is_not_asked(tmp_path):
+    checks = examine(
+        here(tmp_path, version_of=raising(CliCheckError("/c", "old")), account_of=raising(AssertionError())), provider="claude"
+    )
+    assert named(checks, "claude account") is None

@@ -22,6 +22,7 @@ from greenroom.model import ApprovalPolicy, Continuity, ConversationSpec, Native
 from greenroom.policy.commands import How
 from greenroom.policy.events import Named
 from greenroom.policy.restart import RestartPolicy
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.policy.state import Settings
 
 NONCE = "00000000-0000-4000-8000-000000000001"
@@ -97,6 +98,9 @@ _PLAIN = {
     dt.datetime: DATES,
     typing.Any: ANY,
     abc.Hashable: HASHABLE,
+    StallPolicy: st.builds(
+        StallPolicy, after_s=st.floats(1, 9), action=st.sampled_from(StallAction), tool_after_s=st.none() | st.floats(1, 9)
+    ),
     RestartPolicy: st.builds(RestartPolicy, max_restarts=st.integers(0, 9), delays=st.lists(st.floats(0, 9), max_size=3)),
 }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import uuid
-from datetime import timedelta
 
 import attrs
 import pytest
@@ -19,6 +18,7 @@ from greenroom.errors import CliExitError, SessionResumeError, TransportDiedErro
 from greenroom.model import Checkpoint, Continuity, FailureKind, OnDeath, ProviderUsage, RenewalBudget, TokenUsage, TurnRequest, TurnResult
 from greenroom.policy.commands import (
     AdoptVerdict,
+    BeginRollback,
     CancelWait,
     ClearCheckpoint,
     CloseConversation,
@@ -30,6 +30,8 @@ from greenroom.policy.commands import (
     InterruptAttempt,
     Open,
     Refuse,
+    RefuseRollback,
+    ReportStall,
     SaveCheckpoint,
     SetDeadline,
     Stop,
@@ -50,24 +52,28 @@ from greenroom.policy.events import (
     Prepare,
     Release,
     Reopened,
+    RollBackAsked,
+    RolledBack,
     RunBegan,
     Start,
     Succeeded,
     Swallowed,
     WaitDone,
     WaitedForPerson,
+    WentSilent,
 )
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.session import Phase, Settings, initial, public_snapshot, step
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.policy.state import BEGUN
 from greenroom.policy.table import told
 
 NONCE = "00000000-0000-4000-8000-000000000001"
-LIMITS = settings(
-    max_examples=120, stateful_step_count=50, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck)
-)
+LIMITS = settings(max_examples=120, stateful_step_count=50, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 KINDS = st.sampled_from(FailureKind)
 USAGE = st.sampled_from([None, ProviderUsage(tokens=TokenUsage(input=5), total_cost_usd=0.5)])
+
+STALLS = [None, *(StallPolicy(action=action) for action in StallAction)]
 
 SETTINGS = st.builds(
     Settings,
@@ -76,6 +82,7 @@ SETTINGS = st.builds(
     restart=st.builds(
         RestartPolicy, max_restarts=st.integers(0, 3), within_s=st.sampled_from([5.0, 600.0]), on_death=st.sampled_from(OnDeath)
     ),
+    stall=st.sampled_from(STALLS),
     renewal=st.sampled_from([None, RenewalBudget(max_turns=2)]),
     idle_release_after_s=st.sampled_from([None, 5.0]),
     checkpointing=st.booleans(),
@@ -85,8 +92,20 @@ SETTINGS = st.builds(
     retries_in_place=st.booleans(),
 )
 
-WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "connect", "connect"]
-PASSAGES = ["probe)", "continue, attempt", "retry, attempt", "Finish(reset)", "Finish(replaced)", "in use", "after a death", "Stop"]
+PASSAGES = [
+    "probe)",
+    "continue, attempt",
+    "retry, attempt",
+    "Finish(reset)",
+    "Finish(replaced)",
+    "in use",
+    "after a death",
+    "given up",
+    "Stop",
+    "BeginRollback(",
+    "RefuseRollback(",
+]
+WHATEVER = ["time", "prepare", "other", "run", "cancel", "overtake", "release", "adopt", "host dies", "connect", "connect", "back"]
 
 
 @attrs.define
@@ -118,6 +137,7 @@ class World(RuleBasedStateMachine):
         self.sent: dict[str, Execute] = {}
         self.wait: Wait | None = None
         self.deadline: SetDeadline | None = None
+        self.borrowed: str | None = None
         self.stops = 0
         self.names = 0
         self.told = ""
@@ -154,8 +174,8 @@ class World(RuleBasedStateMachine):
             assert self.state == before
         return commands
 
-    def perform(self, command):
-        after_stop = isinstance(command, Ignored | Refuse) or command == AdoptVerdict(request_id="r", accepted=False)
+    def perform(self, command):  # noqa: PLR0915 - a case each
+        after_stop = isinstance(command, Ignored | Refuse | RefuseRollback) or command == AdoptVerdict(request_id="r", accepted=False)
         assert self.stops == 0 or after_stop, f"{command} after Stop"
         match command:
             case Grant():
@@ -163,14 +183,19 @@ class World(RuleBasedStateMachine):
                 if command.superseded:
                     assert command.superseded not in self.begun
                     self.superseded.add(command.superseded)
+            case BeginRollback():
+                assert all(child.gone for child in self.children.values()), "a process has it"
+                assert self.borrowed is None
+                assert command.checkpoint.conversation_id in self.given_ids
+                self.borrowed = command.request_id
             case Open():
                 self.opens(command)
             case Execute():
                 self.executes(command)
             case InterruptAttempt():
                 child = self.children[command.incarnation]
-                assert child.running is not None
-                assert child.running.turn_id == command.turn_id
+                assert child.told or child.running is not None
+                assert child.running is None or child.running.turn_id == command.turn_id
             case CloseConversation():
                 child = self.children[command.incarnation]
                 assert not child.gone
@@ -203,6 +228,7 @@ class World(RuleBasedStateMachine):
                 pass
 
     def opens(self, command):
+        assert self.borrowed is None, "a process in a conversation that is being rolled back"
         for child in self.children.values():
             assert child.gone or child.told, "a second live process"
         assert command.incarnation == len(self.children) + 1
@@ -275,7 +301,7 @@ class World(RuleBasedStateMachine):
 
     # --- callers
 
-    @precondition(lambda self: self.state.phase not in BEGUN and not self.state.closing)
+    @precondition(lambda self: self.state.phase not in BEGUN | {Phase.REWINDING} and not self.state.closing)
     @rule(pin=st.booleans(), expect=st.booleans(), timeout=st.sampled_from([None, 3.0]), flags=st.sampled_from("aab"))
     def take_a_turn(self, pin, expect, timeout, flags):
         self.prepare(pin=pin, demanded=self.state.conversation_id if expect else None, timeout=timeout)
@@ -304,6 +330,8 @@ class World(RuleBasedStateMachine):
             case "adopt":
                 self.given_ids.add("c-adopted")
                 self.tell(Adopt, request_id="r", checkpoint=Checkpoint("c-adopted"))
+            case "back":
+                self.tell(RollBackAsked, request_id=f"b{len(self.events)}")
             case "host dies" if not self.state.closing:
                 self.host_dies(take_up=data.draw(st.booleans()))
             case _:
@@ -314,7 +342,7 @@ class World(RuleBasedStateMachine):
         ticket = self.state.ticket if self.state.phase in BEGUN else None
         for child in self.children.values():
             self.gone(child)
-        self.wait = self.deadline = None
+        self.wait = self.deadline = self.borrowed = None
         self.tell(Reopened, settings=self.state.settings)
         assert self.state.phase is Phase.IDLE
         assert self.state.ticket is None
@@ -327,7 +355,9 @@ class World(RuleBasedStateMachine):
         if sent is not None:
             self.maybe_taken.add(sent.receipt)
         fields = {"sent_attempt": sent.attempt, "sent_how": sent.how} if sent is not None else {}
-        self.tell(attrs.evolve(self.tickets[ticket.turn_id], expect_conversation=None), **fields)
+        # What was expected was judged before; from now on the turn demands no more than its pin.
+        self.tickets[ticket.turn_id] = attrs.evolve(self.tickets[ticket.turn_id], expect_conversation=None)
+        self.tell(self.tickets[ticket.turn_id], **fields)
         self.run("a", ticket.turn_id)
 
     def prepare(self, *, pin, demanded, timeout):
@@ -463,6 +493,24 @@ class World(RuleBasedStateMachine):
         self.gone(child)
         self.tell(Died, incarnation=child.opening.incarnation, error=TransportDiedError(signal=9), expected=child.told, **fields)
 
+    @precondition(executing)
+    @rule()
+    def goes_silent(self):
+        self.silence()
+
+    def silence(self):
+        attempt, stall = self.current.running, self.state.settings.stall
+        fields = {"turn_id": attempt.turn_id, "incarnation": attempt.incarnation, "attempt": attempt.attempt, "quiet_s": 900.0}
+        was_told, unwanted = self.current.told, self.state.closing or attempt.turn_id in self.interrupted
+        commands = self.tell(WentSilent, reason="model at work", **fields)
+        if stall is None or unwanted or was_told:
+            assert isinstance(commands[0], Ignored)
+            return
+        assert isinstance(commands[0], ReportStall)
+        assert self.current.told == (stall.action is StallAction.RESTART)
+        if stall.action is StallAction.INTERRUPT:
+            self.interrupted.add(attempt.turn_id)
+
     @precondition(lambda self: self.current is not None)
     @rule()
     def is_evicted(self):
@@ -477,6 +525,17 @@ class World(RuleBasedStateMachine):
         fields = {"expected": True, "sent": sent and child.running is not None}
         self.gone(child)
         self.tell(Died, incarnation=number, error=TransportDiedError(returncode=0), **fields)
+
+    @precondition(lambda self: self.borrowed is not None)
+    @rule(done=st.booleans(), usage=USAGE)
+    def a_rollback_ends(self, done, usage):
+        request_id, self.borrowed = self.borrowed, None
+        self.given_ids.add("c-back")
+        changed = Checkpoint("c-back", usage) if done else None
+        self.tell(RolledBack, request_id=request_id, num_turns=1, checkpoint=changed)
+        assert self.state.phase in {Phase.IDLE, Phase.CLOSED}
+        assert self.state.conversation_id == "c-back" or not done
+        assert self.tell(RolledBack, request_id=request_id)[0] == Ignored(reason="that rollback is not under way")
 
     # --- time
 
@@ -526,6 +585,8 @@ class World(RuleBasedStateMachine):
         state = self.state
         assert (state.ticket is not None) == (state.phase in BEGUN or state.phase is Phase.PREPARED)
         assert (state.waiting is not None) == (state.phase is Phase.WAITING)
+        assert (state.rewinding is not None) == (state.phase is Phase.REWINDING)
+        assert self.borrowed == (state.rewinding.request_id if state.rewinding is not None and state.rewinding.begun else None)
         assert state.process is None or not self.children[state.process.incarnation].gone
         assert state.phase not in {Phase.OPENING, Phase.RUNNING} or state.process is not None
         assert state.phase is not Phase.OPENING or not state.process.ready
@@ -558,6 +619,8 @@ class World(RuleBasedStateMachine):
                     sent, told = child.running is not None, child.told
                     self.gone(child)
                     self.tell(Died, incarnation=number, error=TransportDiedError(), expected=told, sent=sent)
+        if self.borrowed is not None:
+            self.a_rollback_ends(done=True, usage=None)
         assert self.stops == 1, "it never stopped"
         assert set(self.ended) >= self.begun
         again = self.first
@@ -578,6 +641,7 @@ def config_of(rng):
         session_nonce=NONCE,
         retry_delays=rng.choice([(), (1.0,), (1.0, 2.0, 3.0)]),
         restart=RestartPolicy(max_restarts=rng.randint(0, 3), within_s=rng.choice([5.0, 600.0]), on_death=rng.choice(list(OnDeath))),
+        stall=rng.choice(STALLS),
         renewal=rng.choice([None, RenewalBudget(max_turns=2)]),
         idle_release_after_s=rng.choice([None, 5.0]),
         checkpointing=rng.random() < 0.5,
@@ -593,8 +657,10 @@ def possible(world, rng):
     state, child = world.state, world.current
     yield 2, lambda: world.stale_event(Draw(rng))
     yield 1, lambda: world.anything_else(rng.choice(WHATEVER), Draw(rng))
-    if state.phase not in BEGUN and not state.closing:
+    if state.phase not in BEGUN | {Phase.REWINDING} and not state.closing:
         yield 10, lambda: world.take_a_turn(rng.random() < 0.2, rng.random() < 0.2, rng.choice([None, 3.0]), rng.choice("aaab"))
+    if world.borrowed is not None:
+        yield 5, lambda: world.a_rollback_ends(rng.random() < 0.5, None)
     if state.phase in BEGUN:
         yield 20, world.go_on
         yield 1, lambda: world.interrupt(Draw(rng), current=rng.random() < 0.5)
@@ -605,6 +671,7 @@ def possible(world, rng):
         yield 3, lambda: world.open_fails(rng.choice(["gone", "in use", "transient", "other", "timeout"]), rng.random() < 0.3)
         yield 2, lambda: world.open_succeeds(rng.choice(["same", "other"]), rng.choice([0.0, 4.0]))
     if world.executing():
+        yield 1, world.silence
         yield 4, lambda: world.succeed(rng.choice(["plain", "plain", "plain", "interrupted", "forced"]), None)
         yield (
             4,
@@ -721,13 +788,16 @@ ANY_EVENT = st.one_of(
     st.builds(WaitDone, now_s=NOW, wait_id=NUMBER),
     st.builds(DeadlinePassed, now_s=NOW, turn_id=TURN, attempt=NUMBER),
     st.builds(WaitedForPerson, now_s=NOW, turn_id=TURN, waited_s=NOW),
+    st.builds(WentSilent, now_s=NOW, turn_id=TURN, incarnation=NUMBER, attempt=NUMBER, quiet_s=NOW, reason=st.just("x")),
     st.builds(Interrupted, now_s=NOW, turn_id=TURN),
+    st.builds(RollBackAsked, now_s=NOW, request_id=TURN),
+    st.builds(RolledBack, now_s=NOW, request_id=TURN, num_turns=NUMBER, checkpoint=st.none() | NAME.map(Checkpoint)),
     st.builds(Release, now_s=NOW),
     st.builds(Close, now_s=NOW),
 )
 
 
-@settings(max_examples=250, deadline=timedelta(seconds=5), derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(config=SETTINGS, events=st.lists(ANY_EVENT, max_size=40))
 def test_step_is_total(config, events):
     state = initial(config)
@@ -736,7 +806,7 @@ def test_step_is_total(config, events):
         was_stopped = state.stopped
         state, commands = step(state, event)
         if was_stopped:
-            assert all(isinstance(command, Ignored | Refuse | AdoptVerdict) for command in commands)
+            assert all(isinstance(command, Ignored | Refuse | RefuseRollback | AdoptVerdict) for command in commands)
         grants += sum(isinstance(command, Grant) for command in commands)
         ends += sum(isinstance(command, Finish | Fail) for command in commands)
         assert (state.ticket is not None) == (state.phase in BEGUN or state.phase is Phase.PREPARED)

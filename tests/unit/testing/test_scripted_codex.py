@@ -723,3 +723,61 @@ def test_an_older_version_knows_fewer_fields(tmp_path):
         params = peer.until("item/completed")
         assert list(params) == ["item", "threadId", "turnId", "completedAtMs"]
         assert list(params["item"]) == ["type", "id", "clientId", "content"]
+
+
+# --- back and aside
+
+
+def ran(peer, thread_id, *words):
+    return [peer.turn(thread_id, f"SAY {word}")["id"] for word in words]
+
+
+def turns_of(peer, thread_id):
+    page = peer.call("thread/turns/list", threadId=thread_id, limit=50, sortDirection="asc")
+    return [turn["id"] for turn in page["data"]]
+
+
+def test_a_revert_takes_turns_back_for_good_and_the_totals_with_them(tmp_path, peer):
+    thread_id = peer.thread()
+    one, two, _ = ran(peer, thread_id, "one", "two", "three")
+    peer.call("thread/revert", threadId=thread_id, beforeTurnId=two)
+    assert turns_of(peer, thread_id) == [one]
+    new, _ = reopened(tmp_path, peer, thread_id)
+    with new:
+        usage = new.until("thread/tokenUsage/updated")
+        assert usage["tokenUsage"]["total"]["inputTokens"] == 1000
+        assert turns_of(new, thread_id) == [one]
+        ran(new, thread_id, "four")
+        assert user_texts(new, thread_id) == ["SAY one", "SAY four"]
+
+
+def test_a_thread_without_turns_after_a_revert_is_one(tmp_path, peer):
+    thread_id = peer.thread()
+    (one,) = ran(peer, thread_id, "one")
+    peer.call("thread/revert", threadId=thread_id, beforeTurnId=one)
+    new, _ = reopened(tmp_path, peer, thread_id)
+    with new:
+        ran(new, thread_id, "two")
+        assert user_texts(new, thread_id) == ["SAY two"]
+
+
+def test_what_is_not_there_is_not_reverted(peer):
+    thread_id = peer.thread()
+    ran(peer, thread_id, "one")
+    assert "turn not found: x" in peer.refused("thread/revert", threadId=thread_id, beforeTurnId="x")["message"]
+    assert "thread not found" in peer.refused("thread/revert", threadId="other", beforeTurnId="x")["message"]
+
+
+def test_a_fork_has_its_parents_turns_and_goes_on_by_itself(tmp_path, peer):
+    thread_id = peer.thread()
+    one, _ = ran(peer, thread_id, "one", "two")
+    with CodexPeer(tmp_path) as other:
+        other.begin()
+        fork = other.call("thread/fork", threadId=thread_id, excludeTurns=True)["thread"]
+        short = other.call("thread/fork", threadId=thread_id, excludeTurns=True, lastTurnId=one)["thread"]
+        assert fork["forkedFromId"] == thread_id
+        ran(other, fork["id"], "child")
+        assert user_texts(other, fork["id"]) == ["SAY one", "SAY two", "SAY child"]
+        assert user_texts(other, short["id"]) == ["SAY one"]
+    ran(peer, thread_id, "parent")
+    assert user_texts(peer, thread_id) == ["SAY one", "SAY two", "SAY parent"]

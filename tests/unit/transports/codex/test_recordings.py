@@ -38,9 +38,9 @@ def version(request):
 @pytest.mark.parametrize(("name", "version"), EVERY)
 def test_the_codec_still_writes_what_it_wrote_to_the_real_server(name: str, version: str) -> None:
     played = Recording(name, version).play()
-    assert [(row.get("method"), row.get("id")) for row in played.written()] == [
-        (row.get("method"), row.get("id")) for row in played.recorded
-    ]
+    # The question for the account is newer than the recordings, and has an id of its own.
+    written = [row for row in played.written() if row.get("method") != "account/read"]
+    assert [(row.get("method"), row.get("id")) for row in written] == [(row.get("method"), row.get("id")) for row in played.recorded]
     assert not played.of(RawOutput)
     assert played.codec.junk_lines == 0
 

@@ -1,0 +1,115 @@
+"""A thread's past, from what the server tells of its turns. Decides what of an item is shown, and which turns are one to their user. Pure.
+
+A turn of the server's without a message of the user's, behind one that failed or was cut, is its retry in place; one that begins with the
+text to go on is what followed a death; one that was cut before anything of it was written is sent again. Each is told as a part of the
+turn that it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+
+from greenroom.history import Clipper, ItemKind, ThreadItem, ThreadTurn, TurnStatus
+from greenroom.transports.codex import items
+from greenroom.transports.codex.lines import Frame, number, obj, rows, text
+from greenroom.transports.codex.params import CONTINUE_TEXT
+
+_STATUS = {
+    "completed": TurnStatus.COMPLETED,
+    "interrupted": TurnStatus.INTERRUPTED,
+    "failed": TurnStatus.ERROR,
+    "inProgress": TurnStatus.RUNNING,
+}
+_UNFINISHED = frozenset({TurnStatus.INTERRUPTED, TurnStatus.ERROR})
+
+
+def turns_of(wire_turns: Iterable[Frame], *, running: bool = False, clipper: Clipper | None = None) -> tuple[ThreadTurn, ...]:
+    """Return the turns, given in their order. `running`: a turn runs, which a server that does not run it calls interrupted."""
+    clip, turns, open_end = clipper or Clipper(), list[ThreadTurn](), False
+    for wire in wire_turns:
+        turn = _turn(wire, clip)
+        open_end = turn.status is TurnStatus.INTERRUPTED and wire.get("completedAt") is None
+        if turns and turns[-1].status in _UNFINISHED and (_goes_on(turn) or not turns[-1].items):
+            turns[-1] = _joined(turns[-1], turn)
+        else:
+            turns.append(turn)
+    if turns and running and open_end:
+        turns[-1] = attrs.evolve(turns[-1], status=TurnStatus.RUNNING)
+    return tuple(turns)
+
+
+def _turn(wire: Frame, clip: Clipper) -> ThreadTurn:
+    turn_id = text(wire.get("id"))
+    return ThreadTurn(
+        turn_id=turn_id,
+        items=tuple(item for row in rows(wire.get("items")) for item in _items(row, clip)),
+        status=_STATUS.get(text(wire.get("status")), TurnStatus.INTERRUPTED),
+        error=text(obj(wire.get("error")).get("message")) or None,
+        started_at=number(wire.get("startedAt")),
+        attempt_ids=(turn_id,),
+    )
+
+
+def _goes_on(turn: ThreadTurn) -> bool:
+    said = [item for item in turn.items if item.kind in {ItemKind.USER_TEXT, ItemKind.ATTACHMENT}]
+    return not said or (said[0].kind is ItemKind.USER_TEXT and said[0].text.startswith(CONTINUE_TEXT))
+
+
+def _joined(first: ThreadTurn, more: ThreadTurn) -> ThreadTurn:
+    added = (attrs.evolve(item, kind=ItemKind.OTHER) if _is_ours(item) else item for item in more.items)
+    return attrs.evolve(
+        first, items=(*first.items, *added), status=more.status, error=more.error, attempt_ids=(*first.attempt_ids, *more.attempt_ids)
+    )
+
+
+def _is_ours(item: ThreadItem) -> bool:
+    return item.kind is ItemKind.USER_TEXT and item.text.startswith(CONTINUE_TEXT)
+
+
+def _items(row: Frame, clip: Clipper) -> Iterator[ThreadItem]:
+    kind, item_id = text(row.get("type")), text(row.get("id"))
+    if kind == "userMessage":
+        yield from (_said(part, item_id, clip) for part in rows(row.get("content")))
+    elif kind == "agentMessage":
+        yield _text(ItemKind.ASSISTANT_TEXT, text(row.get("text")), item_id, clip)
+    elif kind == "reasoning":
+        if thought := items.thought(row):
+            yield _text(ItemKind.REASONING, thought, item_id, clip)
+    elif kind == "contextCompaction":
+        yield ThreadItem(kind=ItemKind.COMPACTION, item_id=item_id)
+    elif (described := items.described(row)) is not None:
+        yield _call(row, *described, clip)
+    elif kind:
+        yield _text(ItemKind.OTHER, text(row.get("text")) or text(row.get("review")) or kind, item_id, clip)
+
+
+def _said(part: Frame, item_id: str, clip: Clipper) -> ThreadItem:
+    if part.get("type") == "text":
+        return _text(ItemKind.USER_TEXT, text(part.get("text")), item_id, clip)
+    where = text(part.get("path")) or text(part.get("url")) or text(part.get("name"))
+    attached = f"{text(part.get('type'))} {where.partition(',')[0] if where.startswith('data:') else where}"
+    return _text(ItemKind.ATTACHMENT, attached.strip(), item_id, clip)
+
+
+def _text(kind: ItemKind, said: str, item_id: str, clip: Clipper) -> ThreadItem:
+    kept, truncated = clip.clip(said)
+    return ThreadItem(kind=kind, text=kept, item_id=item_id, truncated=truncated)
+
+
+def _call(row: Frame, tool: str, args: dict[str, Any], clip: Clipper) -> ThreadItem:
+    answer = items.result(row, tool)
+    status = text(row.get("status"))
+    kept, truncated = clip.clip(answer.stdout or answer.stderr)
+    return ThreadItem(
+        kind=ItemKind.TOOL_CALL,
+        item_id=answer.tool_id,
+        tool=tool,
+        args=args,
+        result=None if status == "inProgress" else kept,
+        exit_code=answer.exit_code,
+        failed=status in {"failed", "declined"} or answer.exit_code not in (0, None),
+        truncated=truncated,
+    )
