@@ -30,7 +30,7 @@ from greenroom import (
 from greenroom.testing import FakeTransport, FakeTurn, fake_profile, resume_refused, turn_failed
 
 PATIENCE_S = 20
-EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode))
+EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode), supports_asks=True)
 
 
 @pytest.fixture
