@@ -20,12 +20,14 @@ import attrs
 
 from greenroom import conversations
 from greenroom.actors import messages as m
+from greenroom.actors.asks import answer_ask
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
+from greenroom.asks import Answer, AskPolicy, Pending
 from greenroom.attachments import load
 from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
@@ -81,9 +83,10 @@ class Agent:
     """A provider with the options that its sessions share.
 
     `provider` is a name ("claude") or a ready transport. `permissions` and `approvals` have no default: the caller decides.
-    `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `event_handlers` are
-    called on the observer's thread with the events of every session. `stall` says when a running turn has been silent for too long, and
-    what is done then (by default it is told, after a quarter of an hour); None: nothing is. Any thread.
+    `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `asks` says how long a
+    request waits for a person under `ApprovalPolicy.ASK`, and what becomes of it then. `event_handlers` are called on the observer's
+    thread with the events of every session. `stall` says when a running turn has been silent for too long, and what is done then (by
+    default it is told, after a quarter of an hour); None: nothing is. Any thread.
 
     Raises ProviderCapabilityError for an unknown provider, and for options that the transport already has.
     """
@@ -100,6 +103,7 @@ class Agent:
         confinement: None = None,
         clock: Clock | None = None,
         ids: IdAllocator | None = None,
+        asks: AskPolicy = AskPolicy(),  # noqa: B008 - frozen
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         stall: StallPolicy | None = StallPolicy(),  # noqa: B008 - frozen
@@ -115,7 +119,10 @@ class Agent:
             raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
         if not isinstance(approvals, ApprovalPolicy):
             raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
+        if not isinstance(asks, AskPolicy):
+            raise TypeError(f"asks must be an AskPolicy, got {asks!r}")
         self._room = room
+        self._asks = asks
         self._clock = clock
         self._ids = ids
         self._retry = retry
@@ -210,6 +217,7 @@ class Agent:
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
+            asks=self._asks,
             ledger=found.ledger if found is not None else (Ledger(session_id=session_id) if room.durable else None),
             past=found.past if found is not None else None,
             pulse=Pulse(heard_s=clock.monotonic()),
@@ -608,6 +616,21 @@ class Session:
         elif core.state is TicketState.BEGUN and not core.cell.settled:
             tell(self._ref, m.Interrupt(turn_id=core.turn_id))
 
+    # --- what waits for a person
+
+    def pending(self) -> tuple[Pending, ...]:
+        """The requests of the agent that wait for an answer, oldest first."""
+        return self._core.book.pending(self.id)
+
+    def answer(self, request_id: str, answer: Answer) -> bool:
+        """Answer a request; return whether the answer reached the agent: False when it was answered before, or waits no more.
+
+        Raises UnknownRequestError for an id under which this session never asked, TypeError and ValueError for an answer that the request
+        does not take.
+        """
+        self._room._check_process()
+        return answer_ask(self._core.book, request_id, answer, clock=self._clock, session_id=self.id)
+
     # --- conversation and end
 
     def adopt(self, conversation_id: str, previous_usage: ProviderUsage | None = None) -> bool:
@@ -780,6 +803,8 @@ def _directory(cwd: Path | str) -> Path:
 
 def _check_capable(transport: Transport, spec: ConversationSpec) -> None:
     """Refuse at once what would fail at the first start."""
+    if spec.approvals is ApprovalPolicy.ASK and not transport.profile.supports_asks:
+        raise ProviderCapabilityError("it cannot wait for a person: ApprovalPolicy.ASK", provider=transport.profile.name)
     if isinstance(transport, StreamTransport):
         transport.validate(spec, None)
         transport.check()

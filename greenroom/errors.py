@@ -17,6 +17,7 @@ GreenroomError
 ├── SessionStateError           the call does not fit the state of the session or the ticket
 │   ├── NoRunningTurnError      there is no turn to steer, or to interrupt
 │   └── UnknownSessionError     there is no session under that id, or it has not been started again
+├── UnknownRequestError         nothing was ever asked under this id
 ├── TurnCancelledError          the ticket was cancelled before it ran
 ├── QueryFailedError            the provider's program gave no usable answer to a question beside the turns
 ├── SessionCrashedError         an actor of ours failed; a defect, please report it
@@ -52,6 +53,14 @@ class GreenroomError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields, so that a subclass may build its message from them."""
         return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class UnknownRequestError(GreenroomError):
+    """No request of an agent has this id."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"nothing was asked under the id {request_id!r}")
 
 
 class CliNotFoundError(GreenroomError):

@@ -11,11 +11,16 @@ import attrs
 
 
 class NativeMode(enum.Enum):
-    """What an agent may do, in the provider's own permission system."""
+    """What an agent may do unasked, in the provider's own permission system.
+
+    BYPASS: everything. READ_ONLY, WORKSPACE_WRITE: what the sandbox allows. ASK: hardly more than to read; the provider asks for all that
+    changes something, `ApprovalPolicy` says what becomes of that, and what is accepted runs without a sandbox.
+    """
 
     BYPASS = "bypass"
     READ_ONLY = "read_only"
     WORKSPACE_WRITE = "workspace_write"
+    ASK = "ask"
 
 
 def _paths(roots: Iterable[Path | str]) -> tuple[Path, ...]:
@@ -35,12 +40,18 @@ class NativePermissions:
         """Return the mode in which the provider asks for nothing and refuses nothing."""
         return cls(NativeMode.BYPASS)
 
+    @classmethod
+    def ask(cls) -> NativePermissions:
+        """Return the mode in which the provider asks for everything that changes something."""
+        return cls(NativeMode.ASK)
+
 
 class ApprovalPolicy(enum.Enum):
-    """What happens when the agent asks for leave: the request is denied, or it fails the turn."""
+    """What happens when the agent asks for leave: it is denied, it fails the turn, or it waits for a person (`greenroom.asks`)."""
 
     DENY = "deny"
     FAIL_TURN = "fail_turn"
+    ASK = "ask"
 
 
 class SessionStatus(enum.Enum):
@@ -403,6 +414,7 @@ class ProviderProfile:
     `attachments`, `turn_model`, `plan_mode`: what a `TurnRequest` may ask for beside its prompt. `auth_env_vars`: variables that the
     provider takes a credential from by itself, without any configuration that names them.
     `supports_history`, `supports_rollback`, `supports_fork`: its transport has `read_thread`, `rollback`, `fork`.
+    `supports_asks`: `ApprovalPolicy.ASK` is possible.
     `program` says in words what is started ("codex app-server"); empty: the name.
     """
 
@@ -423,6 +435,7 @@ class ProviderProfile:
     supports_history: bool = False
     supports_rollback: bool = False
     supports_fork: bool = False
+    supports_asks: bool = False
     renewal: RenewalBudget | None = None
     auth_env_vars: tuple[str, ...] = ()
     state_root_env: str | None = None

@@ -64,6 +64,7 @@ class Writer:
                     self._forget_content(record.turn_id)
             case r.TicketDecided():
                 self._decided(record, at_s)
+                self._close_asks(record.turn_id)
             case r.Input():
                 self._input(record)
             case r.Snapshot():
@@ -80,6 +81,10 @@ class Writer:
             case r.ProcessEnded():
                 key = (record.pid, record.start_time, column(record.mark))
                 self._run("DELETE FROM process WHERE pid = ? AND start_time = ? AND mark = ?", *key)
+            case r.AskOpened():
+                self._ask_opened(record)
+            case r.AskClosed():
+                self._run("DELETE FROM ask WHERE request_id = ?", column(record.request_id))
             case r.Spent():
                 body = self._codec.encode((record.usage, record.booked))
                 self._run("INSERT INTO spent VALUES (?, ?) ON CONFLICT DO UPDATE SET body = excluded.body", column(record.session_id), body)
@@ -150,6 +155,7 @@ class Writer:
         conversation_id = record.outcome.conversation_id if isinstance(record.outcome, Turn) else None
         sets = "ended = 1, conversation_id = CASE ended WHEN 0 THEN coalesce(?, conversation_id) ELSE conversation_id END"
         self._ticket(sets, (column(conversation_id),), record.turn_id, at_s)
+        self._close_asks(record.turn_id)
         body = self._codec.encode(record.outcome)
         if self._run("INSERT INTO outcome VALUES (?, ?) ON CONFLICT DO NOTHING", column(record.turn_id), body):
             self._converses(self._session_of(record.turn_id), conversation_id)
@@ -160,6 +166,16 @@ class Writer:
 
     def _session_of(self, turn_id: str) -> Any:
         return self._connection.execute("SELECT session_id FROM ticket WHERE turn_id = ?", (column(turn_id),)).fetchone()[0]
+
+    # --- what waits for a person
+
+    def _ask_opened(self, record: r.AskOpened) -> None:
+        sql = "INSERT INTO ask (request_id, turn_id, body) VALUES (?, ?, ?) ON CONFLICT (request_id) DO NOTHING"
+        pending = record.pending
+        self._run(sql, column(pending.request_id), column(pending.turn_id), self._codec.encode(pending))
+
+    def _close_asks(self, turn_id: str) -> None:
+        self._run("DELETE FROM ask WHERE turn_id = ?", column(turn_id))
 
     # --- histories
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import attrs
 
+from greenroom.asks import Answer, Approval, Inquiry
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent, ToolCall
 from greenroom.history import Account, Thread
@@ -306,6 +307,24 @@ class Kill(Signal):
     reason: str
 
 
+@attrs.frozen(kw_only=True)
+class Asked(Signal):
+    """The provider asks, and waits for `answer`. `request_id` is the wire's; `ask` is what is wanted.
+
+    While an attempt waits for a person, its deadline stands still.
+    """
+
+    request_id: str
+    ask: Approval | Inquiry
+
+
+@attrs.frozen(kw_only=True)
+class Withdrawn(Signal):
+    """What was asked under this id needs no answer any more. Comes before the end of the attempt that asked."""
+
+    request_id: str
+
+
 @attrs.frozen
 class Urgent(Signal):
     """An interrupt or a timeout is on: the caller's credit does not hold the reading back any more."""
@@ -365,8 +384,11 @@ class Codec(Protocol):
         """End the open attempt; held until the provider can take it; harmless when idle or repeated."""
         ...
 
-    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
-        """Answer a request of the provider that was left open for the owner."""
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what the provider asked (`Asked`); None when that is open no more.
+
+        CancelTurn only refuses; the owner interrupts as well.
+        """
         ...
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
@@ -440,6 +462,10 @@ class SharedCodec(Protocol):
 
     def interrupt(self, key: str, now_s: float) -> list[Output]:
         """End the open attempt; harmless when idle or repeated."""
+        ...
+
+    def answer(self, key: str, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what a conversation asked; None when that is open no more."""
         ...
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:

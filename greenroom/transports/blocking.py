@@ -18,7 +18,7 @@ from greenroom.clock import Clock, SystemClock
 from greenroom.errors import GreenroomError, NoRunningTurnError, ProviderCapabilityError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.ids import new_nonce
-from greenroom.model import ConversationSpec, TurnRequest, TurnResult
+from greenroom.model import ApprovalPolicy, ConversationSpec, TurnRequest, TurnResult
 from greenroom.policy.commands import How
 from greenroom.policy.wire_ids import proposed_conversation, receipt
 from greenroom.transports.base import (
@@ -245,5 +245,7 @@ class BlockingConversation:
 
 def open_blocking(transport: StreamTransport, spec: ConversationSpec) -> BlockingConversation:
     """Open a conversation on the calling thread. Raises what the start raises."""
+    if spec.approvals is ApprovalPolicy.ASK:
+        raise ProviderCapabilityError("only a session can wait for a person: ApprovalPolicy.ASK", provider=transport.profile.name)
     transport.validate(attrs.evolve(spec, resume_id=None, previous_usage=None), None)
     return BlockingConversation(transport, spec)

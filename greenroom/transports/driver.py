@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from greenroom.asks import Answer
 from greenroom.errors import ProcessClosedError, TransportDiedError
 from greenroom.events import AgentEvent, RunFinished, RunStarted, Stderr
 from greenroom.model import ProviderUsage
@@ -196,6 +197,13 @@ class Driver:
         if self.attempt is None or self._step is not _Step.NONE:
             return None
         outputs = self.codec.steer(text, steer_id, now_s)
+        return None if outputs is None else self.follow(outputs, now_s)
+
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what the provider asked; None: that is open no more."""
+        if self.ended or self._exit is not None:
+            return None
+        outputs = self.codec.answer(request_id, answer, now_s)
         return None if outputs is None else self.follow(outputs, now_s)
 
     def interrupt(self, now_s: float) -> list[Output]:

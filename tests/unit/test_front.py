@@ -30,7 +30,7 @@ from greenroom import (
 from greenroom.testing import FakeTransport, FakeTurn, fake_profile, resume_refused, turn_failed
 
 PATIENCE_S = 20
-EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode))
+EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode), supports_asks=True)
 
 
 @pytest.fixture
@@ -353,6 +353,9 @@ def test_the_options_reach_the_provider(tmp_path):
         {"HOME": "/h", "CODEX_HOME": str(tmp_path)},
     )
     assert _transport("claude", {"claude": {"home_path": tmp_path}}).env["CLAUDE_CONFIG_DIR"] == str(tmp_path)
+    assert _transport("claude", {"claude": {"partial_messages": True}}).partial_messages is True
+    with pytest.raises(ProviderCapabilityError, match="no option 'partial_messages'"):
+        _transport("codex", {"codex": {"partial_messages": True}})
 
 
 def test_a_closed_room(tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from greenroom.asks import Answer
 from greenroom.errors import CliCheckError, GreenroomError, ProviderCapabilityError, SessionResumeError, SessionStateError, TurnFailedError
 from greenroom.events import (
     AccountInUse,
@@ -25,7 +26,7 @@ from greenroom.events import (
 )
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write, soonest
-from greenroom.transports.claude import exits, lines, mapping, outcome
+from greenroom.transports.claude import asks, exits, lines, mapping, outcome
 from greenroom.transports.claude.account import account_of
 from greenroom.transports.claude.classify import Failure
 from greenroom.transports.claude.config import CodecConfig
@@ -40,7 +41,7 @@ _Handler = Callable[[Frame, float], Iterator[Output]]
 # Known, and of no use to anybody: progress marks that another frame tells better.
 _QUIET = frozenset(
     {
-        *("keep_alive", "control_cancel_request", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
+        *("keep_alive", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
         *("system/thinking_tokens", "system/task_updated", "system/task_progress"),
         *("system/session_state_changed", "system/hook_started", "system/hook_progress", "system/hook_response"),
         *("system/files_persisted", "system/local_command_output"),
@@ -67,6 +68,7 @@ class ClaudeCodec:
             "command_lifecycle": self._command_lifecycle,
             "control_response": self._control_response,
             "control_request": self._control_request,
+            "control_cancel_request": self._request_taken_back,
             "rate_limit_event": self._rate_limit_event,
             "conversation_reset": self._conversation_reset,
             "system/init": self._init,
@@ -140,9 +142,9 @@ class ClaudeCodec:
         """End the open attempt as soon as the CLI can take it."""
         return [] if self._phase is Phase.ENDED else list(self._turns.interrupt(now_s))
 
-    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
-        """Nothing is left open for the owner: every request is answered at once."""
-        return []
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what the CLI asked; None when it is open no more."""
+        return None if self._phase is Phase.ENDED else self._turns.answer(request_id, answer, now_s)
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """End the start if it is open, and the steers; never the attempt."""
@@ -298,13 +300,18 @@ class ClaudeCodec:
             yield from self._turns.answered(pending, answer if isinstance(answer, dict) else {}, now_s)
 
     def _control_request(self, frame: Frame, now_s: float) -> Iterator[Output]:
-        """Answer at once, in every phase: a request without an answer would hold the CLI for ever."""
+        """Answer at once, in every phase, or leave it to a person: a request without an answer would hold the CLI for ever."""
         request = frame.request or {}
         subtype = request.get("subtype")
-        if subtype == "can_use_tool":
+        if self._config.approvals is ApprovalPolicy.ASK and asks.serves(request) and isinstance(frame.request_id, str):
+            yield from self._turns.ask(frame.request_id, request, now_s)
+        elif subtype == "can_use_tool":
             yield from self._deny(frame.request_id, request, now_s)
         else:
             yield Write(lines.refusal(frame.request_id, f"greenroom does not serve {subtype!r} requests"))
+
+    def _request_taken_back(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        yield from self._turns.taken_back(frame.request_id, now_s)
 
     def _deny(self, request_id: Any, request: dict[str, Any], now_s: float) -> Iterator[Output]:
         turn = self._turns.open

@@ -117,7 +117,12 @@ def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
 def denial(request_id: Any, message: str, *, interrupt: bool) -> bytes:
     """Answer a `can_use_tool` request."""
     verdict = {"behavior": "deny", "message": message, **({"interrupt": True} if interrupt else {})}
-    return line({"type": "control_response", "response": {"subtype": "success", "request_id": request_id, "response": verdict}})
+    return answer(request_id, verdict)
+
+
+def answer(request_id: Any, response: dict[str, Any]) -> bytes:
+    """Answer a request of the CLI's."""
+    return line({"type": "control_response", "response": {"subtype": "success", "request_id": request_id, "response": response}})
 
 
 def refusal(request_id: Any, error: str) -> bytes:

@@ -11,11 +11,13 @@ from typing import Any
 
 import attrs
 
+from greenroom.asks import Answer
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, PermissionsDiffer, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write, soonest
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
+from greenroom.transports.claude.asks import Asks
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame
@@ -31,6 +33,7 @@ class Turns:
     def __init__(self, config: CodecConfig, desk: ControlDesk) -> None:
         self.open: OpenAttempt | None = None
         self.session_id: str | None = None
+        self.asks = Asks()
         self._config = config
         self._desk = desk
         self._lost_calls = config.lost_calls
@@ -43,7 +46,7 @@ class Turns:
         """When `tick` is due."""
         if (turn := self.open) is None:
             return None
-        whole_s = turn.attempt.deadline_s if turn.stop is None else turn.stop.until_s
+        whole_s = turn.deadline_s if turn.stop is None else turn.stop.until_s
         return soonest(whole_s, turn.settle_until_s, turn.steers_until_s, turn.probe_until_s)
 
     # --- begin ---------------------------------------------------------------------------------------------------------
@@ -285,6 +288,7 @@ class Turns:
             return
         turn.stop = Stop(until_s=now_s + self._config.interrupt_grace_s)
         yield Urgent()
+        yield from self.asks.drop(turn.receipt)
         yield from self._push_stop(turn, now_s)
 
     def fail(self, error: GreenroomError, now_s: float, *, keeps_conversation: bool = True) -> Iterator[Output]:
@@ -294,6 +298,7 @@ class Turns:
             return
         turn.stop = Stop(until_s=now_s + self._config.interrupt_grace_s, error=error, keeps_conversation=keeps_conversation)
         yield Urgent()
+        yield from self.asks.drop(turn.receipt)
         yield from self._push_stop(turn, now_s)
 
     def _push_stop(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -381,6 +386,7 @@ class Turns:
     def _settle(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
         """End the attempt: with its last result, or, if none will come, with why it was stopped."""
         verdict = self._verdict(turn)
+        yield from self.asks.end(turn.receipt)
         yield from self._cancel_steers(turn, now_s)
         yield from steers.all_rejected(turn, "the turn ended before it was taken up")
         self._close()
@@ -403,6 +409,39 @@ class Turns:
             self._owner = Owner.NOBODY
 
     # --- approvals -----------------------------------------------------------------------------------------------------
+
+    def ask(self, request_id: str, request: dict[str, Any], now_s: float) -> Iterator[Output]:
+        """The CLI asks a person. What the attempt that runs asks is its own; while it waits, its time stands still."""
+        turn = self.open
+        running = turn if turn is not None and turn.is_running else None
+        if running is not None and running.stop is not None:
+            yield Write(lines.denial(request_id, "the turn is being stopped", interrupt=True))
+            return
+        yield self.asks.ask(request_id, request, None if running is None else running.receipt)
+        if running is not None and running.waits_since_s is None:
+            running.waits_since_s = now_s
+
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what was asked; None when it is open no more."""
+        receipt, call = self.asks.receipt_of(request_id), self.asks.call_of(request_id)
+        written = self.asks.answer(request_id, answer)
+        if written is None:
+            return None
+        if (turn := self.open) is not None and turn.receipt == receipt:
+            turn.denied.add(call)  # whoever declined it knows
+            self._wait_over(turn, now_s)
+        return [written]
+
+    def taken_back(self, request_id: Any, now_s: float) -> Iterator[Output]:
+        """The CLI wants no answer any more."""
+        yield from self.asks.taken_back(request_id)
+        if self.open is not None:
+            self._wait_over(self.open, now_s)
+
+    def _wait_over(self, turn: OpenAttempt, now_s: float) -> None:
+        if turn.waits_since_s is not None and not self.asks.waits(turn.receipt):
+            turn.waited_s += now_s - turn.waits_since_s
+            turn.waits_since_s = None
 
     def _denials(self, turn: OpenAttempt, frame: Frame, now_s: float) -> Iterator[Output]:
         for denial in frame.permission_denials or ():
@@ -438,7 +477,7 @@ class Turns:
         elif turn.stop is not None:
             if now_s >= turn.stop.until_s:
                 yield from self._give_up(turn, now_s)
-        elif turn.attempt.deadline_s is not None and now_s >= turn.attempt.deadline_s:
+        elif turn.deadline_s is not None and now_s >= turn.deadline_s:
             yield from self._timed_out(turn, now_s)
         elif turn.steers_until_s is not None and now_s >= turn.steers_until_s:
             yield from self._steers_late(turn, now_s)

@@ -34,7 +34,7 @@ QUIET = frozenset(
         *("thread/started", "thread/readState/changed", "thread/goal/cleared", "thread/goal/updated"),
         *("thread/name/updated", "thread/archived", "thread/unarchived", "thread/compacted"),
         *("thread/queue/changed", "thread/prediction/updated", "thread/environment/connected", "thread/environment/disconnected"),
-        *("turn/plan/updated", "turn/moderationMetadata", "serverRequest/resolved", "hook/started", "hook/completed"),
+        *("turn/plan/updated", "turn/moderationMetadata", "hook/started", "hook/completed"),
         *("item/autoApprovalReview/started", "item/autoApprovalReview/completed", "deprecationNotice", "model/verification"),
         "model/safetyBuffering/updated",
     }
@@ -66,6 +66,7 @@ class Conversation:
             "model/rerouted": self._rerouted,
             "thread/settings/updated": self._settings,
             "thread/closed": self._closed,
+            "serverRequest/resolved": self.turns.request_resolved,
         }
 
     @property

@@ -30,17 +30,21 @@ _SANDBOX = {
     NativeMode.BYPASS: "danger-full-access",
     NativeMode.READ_ONLY: "read-only",
     NativeMode.WORKSPACE_WRITE: "workspace-write",
+    NativeMode.ASK: "danger-full-access",
 }
 _POLICY = {
     NativeMode.BYPASS: "dangerFullAccess",
     NativeMode.READ_ONLY: "readOnly",
     NativeMode.WORKSPACE_WRITE: "workspaceWrite",
+    NativeMode.ASK: "dangerFullAccess",
 }
+#: ASK has no sandbox: what a person accepted would run in it first, and outside of it only if it failed quickly (0.163 and 0.171).
+_ASKS = {NativeMode.BYPASS: "never", NativeMode.ASK: "untrusted"}
 
 
 def approval_policy(permissions: NativePermissions) -> str:
     """Return when the agent asks for leave."""
-    return "never" if permissions.mode is NativeMode.BYPASS else "on-request"
+    return _ASKS.get(permissions.mode, "on-request")
 
 
 def sandbox_policy(launch: LaunchSpec) -> Frame:
@@ -50,7 +54,7 @@ def sandbox_policy(launch: LaunchSpec) -> Frame:
     if permissions.mode is NativeMode.WORKSPACE_WRITE:
         roots = [str(launch.spec.cwd / root) for root in permissions.writable_roots]
         return {**policy, "writableRoots": roots, "networkAccess": permissions.network}
-    return policy if permissions.mode is NativeMode.BYPASS else {**policy, "networkAccess": False}
+    return {**policy, "networkAccess": False} if permissions.mode is NativeMode.READ_ONLY else policy
 
 
 def thread_start(launch: LaunchSpec, marks: str) -> Frame:

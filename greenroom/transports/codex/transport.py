@@ -38,7 +38,7 @@ NAME = "codex"
 #: The server refuses more, counted in characters (0.163 and 0.171: `input_too_large`).
 MAX_PROMPT_CHARS = 1_048_576
 #: How long a thread that another server still holds is waited for, try by try: one that gives it up takes milliseconds.
-IN_USE_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+IN_USE_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 PROGRAM = Program(
@@ -52,7 +52,7 @@ PROFILE = ProviderProfile(
     name=NAME,
     display_name="Codex",
     binary=PROGRAM.name,
-    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.READ_ONLY, NativeMode.WORKSPACE_WRITE}),
+    native_permission_modes=frozenset(NativeMode),
     supports_resume=True,
     supports_steer=True,
     supports_reasoning_effort=True,
@@ -63,6 +63,7 @@ PROFILE = ProviderProfile(
     plan_mode=True,
     chooses_ids=False,
     retries_in_place=True,
+    supports_asks=True,
     supports_history=True,
     supports_rollback=True,
     supports_fork=True,

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from greenroom.asks import Answer, Decline
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import (
     ApprovalDenied,
@@ -26,6 +27,7 @@ from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage, TokenUsa
 from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, LaunchSpec, Output, Renamed, Urgent, Write
 from greenroom.transports.codex import items, params
+from greenroom.transports.codex.asks import Asks, line_of
 from greenroom.transports.codex.classify import Failure, refused_request
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.desk import Pending, RequestDesk
@@ -64,6 +66,7 @@ class Turns:
         self.active: str | None = None
         self.modes = Modes(launch, config.home_models)
         self.lost = False
+        self.asks = Asks()
         self._config = config
         self._desk = desk
         self._launch = launch
@@ -78,7 +81,7 @@ class Turns:
         if (turn := self.open) is None:
             return None
         if turn.stop is None:
-            return turn.attempt.deadline_s
+            return turn.deadline_s
         return turn.stop.until_s if turn.stop.again_s is None else min(turn.stop.again_s, turn.stop.until_s)
 
     def _ask(self, method: str, asked: Frame, now_s: float, *, subject: str = "", bound_s: float | None = None) -> Write:
@@ -319,6 +322,7 @@ class Turns:
             return
         turn.stop = Stop(until_s=now_s + self._config.interrupt_grace_s, error=error)
         yield Urgent()
+        yield from self.asks.end()
         yield from self._push_stop(turn, now_s)
 
     def _push_stop(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -380,6 +384,44 @@ class Turns:
             yield Urgent()
         else:
             yield from self.fail(error, now_s)
+
+    @property
+    def asks_people(self) -> bool:
+        """Whether a person answers what is asked now: not for a turn that is being stopped."""
+        stopped = self.open is not None and self.open.stop is not None
+        return self._launch.spec.approvals is ApprovalPolicy.ASK and not stopped and not self.lost
+
+    def ask(self, method: str, wire_id: Any, asked: Frame, now_s: float) -> Iterator[Output]:
+        """The server asks a person. While the attempt waits, its time stands still."""
+        turn = self.open
+        yield self.asks.ask(method, wire_id, asked, {} if turn is None else turn.calls)
+        if turn is not None and turn.waits_since_s is None:
+            turn.waits_since_s = now_s
+
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what was asked; None when it is open no more. The words of a refusal go before it, as a steer that nobody reports."""
+        request = self.asks.take(request_id)
+        if request is None:
+            return None
+        self._wait_over(now_s)
+        outputs: list[Output] = []
+        if (turn := self.open) is not None:
+            turn.denied.add(text(request.asked.get("itemId")))  # whoever declined it knows
+            if isinstance(answer, Decline) and answer.message and turn.wire_turn is not None:
+                asked = {"threadId": self.thread_id, "expectedTurnId": turn.wire_turn, "input": params.user_input(answer.message)}
+                outputs.append(self._ask("turn/steer", asked, now_s))
+        return [*outputs, Write(line_of(request, answer))]
+
+    def request_resolved(self, fields: Frame, now_s: float) -> Iterator[Output]:
+        """The server wants no answer any more, or has one."""
+        yield from self.asks.withdraw(fields.get("requestId"))
+        self._wait_over(now_s)
+
+    def _wait_over(self, now_s: float) -> None:
+        turn = self.open
+        if turn is not None and turn.waits_since_s is not None and not self.asks:
+            turn.waited_s += now_s - turn.waits_since_s
+            turn.waits_since_s = None
 
     # --- usage and errors ----------------------------------------------------------------------------------------------
 
@@ -443,6 +485,7 @@ class Turns:
         status = text(wire_turn.get("status"))
         self.history.last_status = status or None
         self.active = None
+        yield from self.asks.end()
         yield from items.unfinished(turn)
         verdict = self._end(turn)
         yield from self._reject_steers(turn, "the turn ended before it was taken up")
@@ -459,6 +502,7 @@ class Turns:
     def _abandon(self, turn: OpenAttempt, why: str) -> Iterator[Output]:
         """The server does not stop: end the attempt without it. The conversation is lost to this process."""
         self.lost = True
+        yield from self.asks.end()
         verdict = self._end(turn)
         yield from items.unfinished(turn)
         yield from self._reject_steers(turn, "delivery unknown: the conversation is taken from the server")
@@ -477,7 +521,7 @@ class Turns:
             return
         stop = turn.stop
         if stop is None:
-            if turn.attempt.deadline_s is not None and now_s >= turn.attempt.deadline_s:
+            if turn.deadline_s is not None and now_s >= turn.deadline_s:
                 timeout_s = turn.attempt.timeout_s or turn.attempt.request.timeout or 0.0
                 yield from self.fail(TurnTimeoutError(timeout_s, turn_id=turn.turn_id), now_s)
         elif now_s >= stop.until_s:

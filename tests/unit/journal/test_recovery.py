@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import attrs
 import pytest
 
+from greenroom.asks import PendingApproval
 from greenroom.errors import JournalError, TurnFailedError
 from greenroom.events import AssistantText
 from greenroom.journal import Decision, Journal, Recovery, Verdict
 from greenroom.journal.records import (
+    AskClosed,
+    AskOpened,
     CheckpointCleared,
     CheckpointSaved,
     Input,
@@ -32,6 +37,13 @@ def ended(turn_id="t-1", **fields):
     return TicketEnded(turn_id=turn_id, outcome=turn(turn_id, **fields))
 
 
+def asked(name="ask-1", turn_id="t-1", session_id="s-1"):
+    about = {"request_id": name, "session_id": session_id, "turn_id": turn_id}
+    pending = PendingApproval(**about, tool="Bash", input={"command": "ls"}, reason="", suggestions=(), asked_at=AT)
+    return AskOpened(pending=pending)
+
+
+AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 REPORTED = TicketReported(turn_id="t-1")
 UNRUN = TicketReported(turn_id="t-1", unrun=True)
 DISCARDED = TicketDecided(turn_id="t-1", decision=Decision.DISCARD)
@@ -283,3 +295,23 @@ def test_checkpoints_are_replaced_and_cleared(journal):
     assert Recovery(journal).checkpoint("k") == Checkpoint("c-2")
     write(journal, CheckpointCleared(key="k"), CheckpointCleared(key="k"))
     assert Recovery(journal).checkpoint("k") is None
+
+
+@pytest.mark.parametrize(
+    ("records", "left"),
+    [
+        ([asked()], ["ask-1"]),
+        ([asked("ask-2"), asked("ask-1"), asked("ask-2")], ["ask-2", "ask-1"]),
+        ([asked(), asked("ask-2"), AskClosed(request_id="ask-1")], ["ask-2"]),
+        ([AskClosed(request_id="never there")], []),
+        ([asked(), asked("own", turn_id=None), ended()], ["own"]),
+        ([asked(), DISCARDED], []),
+    ],
+)
+def test_what_waited_for_a_person_is_listed_until_its_turn_is_done_with(state_dir, records, left):
+    with Journal.open(state_dir) as journal:
+        write(journal, opened(), prepared(), sent(), *records)
+    with Journal.open(state_dir) as journal:
+        found = Recovery(journal).open_asks()
+        assert [pending.request_id for pending in found] == left
+        assert all(pending.asked_at == AT and pending.input == {"command": "ls"} for pending in found)

@@ -14,6 +14,7 @@ from collections import abc
 import attrs
 from hypothesis import strategies as st
 
+from greenroom.asks import Accept, AcceptForSession, AskPolicy, CancelTurn, Decline
 from greenroom.events import AssistantText
 from greenroom.journal import STANDARD
 from greenroom.journal.records import AgentEvents, Input, SessionOpened, TicketPrepared, TicketSent
@@ -118,11 +119,15 @@ _PLAIN = {
 
 # What the class itself refuses.
 _NARROWER = {
+    AskPolicy: {
+        "deadline_s": st.none() | st.floats(min_value=0, exclude_min=True),
+        "default": st.sampled_from([Accept(), AcceptForSession(), Decline("no"), CancelTurn()]),
+    },
     TurnRequest: {
         "timeout": st.none() | st.floats(min_value=0, exclude_min=True),
         "model": st.none() | TEXT.map("m".__add__),
         "env": st.none() | st.dictionaries(st.text("ABC_", min_size=1), st.text(st.characters(exclude_characters="\0"))),
-    }
+    },
 }
 
 

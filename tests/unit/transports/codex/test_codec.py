@@ -33,6 +33,7 @@ from codex_wire import (
     user_item,
 )
 
+from greenroom.asks import Accept
 from greenroom.errors import (
     CliCheckError,
     CliExitError,
@@ -1001,7 +1002,7 @@ def test_a_solo_codec_has_no_addresses() -> None:
     solo.feed(begins("t1"), took("t1"))
     assert solo.solo.sent
     assert solo.solo.steer("x", S1, solo.now_s)
-    assert solo.solo.answer("1", None, solo.now_s) == []
+    assert solo.solo.answer("1", Accept(), solo.now_s) is None
     solo.feed(total("t1", 5))
     assert solo.solo.consumed().tokens.input == 5
     solo.keep(solo.solo.interrupt(solo.now_s))

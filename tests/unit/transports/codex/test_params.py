@@ -16,6 +16,7 @@ M = NativeMode
     ("mode", "sandbox", "approvals", "policy"),
     [
         (M.BYPASS, "danger-full-access", "never", {"type": "dangerFullAccess"}),
+        (M.ASK, "danger-full-access", "untrusted", {"type": "dangerFullAccess"}),
         (M.READ_ONLY, "read-only", "on-request", {"type": "readOnly", "networkAccess": False}),
         (M.WORKSPACE_WRITE, "workspace-write", "on-request", {"type": "workspaceWrite", "writableRoots": [], "networkAccess": False}),
     ],
