@@ -120,8 +120,8 @@ class ById:
         "approval-required": what it wants to change is asked for first. `cwd`: this process's by default. `resume_cursor`: what another
         session's record had; a conversation that is gone gives way to a new one, any other failure to resume is an error. A session on
         record (`state_dir`) goes on in its conversation, with the provider, directory and model that it had unless they are named.
-        `provider_options`: by the provider's name `binary_path`, `home_path`, `env`, and for Claude `partial_messages`. After `timeout` seconds the record is returned as
-        it is, connecting.
+        `provider_options`: by the provider's name `binary_path`, `home_path`, `env`, and for Claude `partial_messages`. After `timeout`
+        seconds the record is returned as it is, connecting.
 
         Blocks for the check of the binary and the start. Raises SessionStateError for an id that is started already, or was stopped, and
         what `Agent` and `Agent.session` raise; ValueError and TypeError for arguments that cannot be meant. What the start of the process
