@@ -24,7 +24,7 @@ from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
 from greenroom.history import Account, Thread
-from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, RuntimeMode, Turn, TurnRequest
+from greenroom.model import ApprovalPolicy, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
 from greenroom.streams import waker
 from greenroom.transports.base import Transport
 from greenroom.transports.catalog import PROVIDERS
@@ -40,7 +40,7 @@ OPTIONS = {
 }
 PERMISSIONS = {
     RuntimeMode.FULL_ACCESS: (NativePermissions.bypass(), ApprovalPolicy.DENY),
-    RuntimeMode.APPROVAL_REQUIRED: (NativePermissions(NativeMode.WORKSPACE_WRITE), ApprovalPolicy.DENY),
+    RuntimeMode.APPROVAL_REQUIRED: (NativePermissions.ask(), ApprovalPolicy.ASK),
 }
 
 ProviderOptions = Mapping[str, Mapping[str, Any]]
@@ -356,6 +356,4 @@ def _request(text: object, attachments: tuple[Any, ...], model: str | None, inte
         raise TypeError(f"input must be a str, got {type(text).__name__}")
     if not text.strip() and not attachments:
         raise ValueError("input must not be empty")
-    if attachments or model is not None or interaction_mode != "default":
-        raise ProviderCapabilityError("attachments, a model of its own and another interaction mode for a turn are not supported yet")
-    return TurnRequest(text)
+    return TurnRequest(text, attachments=attachments, model=model, interaction_mode=InteractionMode(interaction_mode))
