@@ -363,3 +363,26 @@ def test_fifty_megabytes_take_seconds_and_little_memory(script, tmp_path):
     assert len(thread.turns) == 50
     assert took_s < 20
     assert peak < size / 3
+
+
+def test_a_conversation_is_forked_when_its_last_turn_is_written(script, tmp_path):
+    script.user("one")
+    path = home_with(script, tmp_path)
+    answer = script.says("late")
+
+    def write():
+        with path.open("ab") as rows:
+            rows.write(script.rows[-1] + b"\n")
+
+    threading.Timer(0.1, write).start()
+    thread = queries.read_settled(tmp_path, ID)
+    assert thread.turns[0].status is TurnStatus.COMPLETED
+    assert queries.fork_arguments(thread, "f") == ("--resume", ID, "--fork-session", "--session-id", "f", "--resume-session-at", answer)
+
+
+def test_a_conversation_that_was_cut_is_forked_as_it_is(script, tmp_path):
+    script.user("one")
+    script.calls("a")
+    home_with(script, tmp_path)
+    thread = queries.read_settled(tmp_path, ID)
+    assert queries.fork_arguments(thread, "f") == ("--resume", ID, "--fork-session", "--session-id", "f")
