@@ -2,12 +2,29 @@
 
 import logging
 
+from greenroom import _loading
+
+# isort: split
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
 from greenroom.agent import Agent, Session, TurnStream, TurnTicket
+from greenroom.asks import (
+    Accept,
+    AcceptForSession,
+    Answer,
+    AskPolicy,
+    CancelTurn,
+    Decline,
+    Option,
+    PendingApproval,
+    PendingQuestion,
+    Question,
+    Reply,
+)
 from greenroom.clock import Clock, SystemClock
 from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord
 from greenroom.errors import (
+    AttachmentError,
     AuthUnavailableError,
     CliCheckError,
     CliExitError,
@@ -34,6 +51,7 @@ from greenroom.errors import (
     TurnCancelledError,
     TurnFailedError,
     TurnTimeoutError,
+    UnknownRequestError,
     UnknownSessionError,
     WaitTimeoutError,
     WorkingDirectoryError,
@@ -42,11 +60,16 @@ from greenroom.events import (
     AccountInUse,
     AgentEvent,
     ApprovalDenied,
+    ApprovalRequested,
+    ApprovalResolved,
     AssistantText,
     EventsMissed,
     Lifecycle,
     Notice,
+    PermissionsDiffer,
     ProviderError,
+    QuestionAsked,
+    QuestionResolved,
     RateLimitStatus,
     RawOutput,
     Reasoning,
@@ -60,6 +83,7 @@ from greenroom.events import (
     SessionStarted,
     SkillInvoked,
     SkillsDiscovered,
+    Stalled,
     Stderr,
     SteerConsumed,
     SteerDelivered,
@@ -78,6 +102,8 @@ from greenroom.events import (
 from greenroom.front import SentTurn
 from greenroom.history import Account, AccountKind, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.ids import IdAllocator
+from greenroom.journal import Retention
+from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -85,6 +111,8 @@ from greenroom.model import (
     ConversationSpec,
     CostSource,
     FailureKind,
+    ImageAttachment,
+    InteractionMode,
     NativeMode,
     NativePermissions,
     OnDeath,
@@ -97,15 +125,19 @@ from greenroom.model import (
     StateDirProblem,
     StdioMcpServer,
     StoreFault,
+    TextAttachment,
     TokenUsage,
     TransportKind,
     Turn,
     TurnRequest,
     TurnResult,
 )
+from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.room import Greenroom
+from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import (
     AccountTransport,
@@ -124,18 +156,27 @@ __version__ = "0.1.0"
 
 # A library is silent until its user configures logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+_loading.done()
 
 __all__ = [
+    "Accept",
+    "AcceptForSession",
     "Account",
     "AccountInUse",
     "AccountKind",
     "AccountTransport",
     "Agent",
     "AgentEvent",
+    "Answer",
     "ApprovalDenied",
     "ApprovalPolicy",
+    "ApprovalRequested",
+    "ApprovalResolved",
+    "AskPolicy",
     "AssistantText",
+    "AttachmentError",
     "AuthUnavailableError",
+    "CancelTurn",
     "Checkpoint",
     "CheckpointStore",
     "ClaudeStreamTransport",
@@ -144,12 +185,14 @@ __all__ = [
     "CliNotFoundError",
     "CliTimeoutError",
     "Clock",
+    "ClosingOnSignals",
     "CodexAppServerTransport",
     "Continuity",
     "ContinuityError",
     "Conversation",
     "ConversationSpec",
     "CostSource",
+    "Decline",
     "EventStream",
     "EventsMissed",
     "FailureKind",
@@ -159,33 +202,47 @@ __all__ = [
     "HistoryTransport",
     "HostAuthUnplannableError",
     "IdAllocator",
+    "ImageAttachment",
     "InMemoryCheckpointStore",
+    "InteractionMode",
     "ItemKind",
     "JournalError",
     "Lifecycle",
+    "Liveness",
+    "LivenessReason",
     "McpConfigError",
     "NativeMode",
     "NativePermissions",
     "NoRunningTurnError",
     "Notice",
     "OnDeath",
+    "Option",
     "OutputSchema",
+    "PendingApproval",
+    "PendingQuestion",
+    "PermissionsDiffer",
     "ProcessClosedError",
     "ProviderCapabilityError",
     "ProviderError",
     "ProviderProfile",
     "ProviderUsage",
     "QueryFailedError",
+    "Question",
+    "QuestionAsked",
+    "QuestionResolved",
     "RateLimitStatus",
     "RawOutput",
     "ReapError",
     "Reasoning",
     "RenewalBudget",
+    "Reply",
     "RestartPolicy",
+    "Retention",
     "RetryPolicy",
     "RollbackTransport",
     "RunFinished",
     "RunStarted",
+    "RunningTool",
     "RuntimeMode",
     "SchemaDialectError",
     "SentTurn",
@@ -204,6 +261,9 @@ __all__ = [
     "SessionStatus",
     "SkillInvoked",
     "SkillsDiscovered",
+    "StallAction",
+    "StallPolicy",
+    "Stalled",
     "StateDirError",
     "StateDirProblem",
     "Stderr",
@@ -217,6 +277,7 @@ __all__ = [
     "StoreUnavailableError",
     "Subscription",
     "SystemClock",
+    "TextAttachment",
     "Thread",
     "ThreadItem",
     "ThreadOpenRequested",
@@ -242,9 +303,11 @@ __all__ = [
     "TurnStream",
     "TurnTicket",
     "TurnTimeoutError",
+    "UnknownRequestError",
     "UnknownSessionError",
     "UsageReport",
     "WaitTimeoutError",
     "WorkingDirectoryError",
     "account",
+    "default_state_dir",
 ]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from greenroom.cli.app import run_command
-
 
 def main() -> NoReturn:
     """Run the command and exit with its status."""
+    try:
+        # Takes a good part of a second: Ctrl-C meanwhile ends the command like any later one.
+        from greenroom.cli.app import run_command  # noqa: PLC0415
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     run_command()
 
 

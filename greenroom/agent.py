@@ -20,12 +20,15 @@ import attrs
 
 from greenroom import conversations
 from greenroom.actors import messages as m
+from greenroom.actors.asks import answer_ask
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
+from greenroom.asks import Answer, AskPolicy, Pending
+from greenroom.attachments import load
 from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
     NoRunningTurnError,
@@ -40,6 +43,7 @@ from greenroom.history import Account, Thread
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.journal import STANDARD, RecoveredTicket, Verdict
 from greenroom.keys import Keyed, Keys, check_same
+from greenroom.liveness import Liveness, Pulse
 from greenroom.model import (
     ApprovalPolicy,
     Checkpoint,
@@ -56,9 +60,11 @@ from greenroom.policy.commands import How
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.session import Settings
+from greenroom.policy.stall import StallPolicy
 from greenroom.streams import TurnStream, waker
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
+from greenroom.transports.refusals import refuse_undeclared
 
 if TYPE_CHECKING:
     from greenroom.room import FoundSession, Greenroom
@@ -77,9 +83,12 @@ class Agent:
     """A provider with the options that its sessions share.
 
     `provider` is a name ("claude") or a ready transport. `permissions` and `approvals` have no default: the caller decides.
-    `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `event_handlers` are
-    called on the observer's thread with the events of every session. Any thread. Raises ProviderCapabilityError for an unknown
-    provider, and for options that the transport already has.
+    `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `asks` says how long a
+    request waits for a person under `ApprovalPolicy.ASK`, and what becomes of it then. `event_handlers` are called on the observer's
+    thread with the events of every session. `stall` says when a running turn has been silent for too long, and what is done then (by
+    default it is told, after a quarter of an hour); None: nothing is. Any thread.
+
+    Raises ProviderCapabilityError for an unknown provider, and for options that the transport already has.
     """
 
     def __init__(
@@ -94,8 +103,10 @@ class Agent:
         confinement: None = None,
         clock: Clock | None = None,
         ids: IdAllocator | None = None,
+        asks: AskPolicy = AskPolicy(),  # noqa: B008 - frozen
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        stall: StallPolicy | None = StallPolicy(),  # noqa: B008 - frozen
         event_handlers: tuple[EventCallback | EventHandler, ...] = (),
         log: logging.Logger | None = None,
         check_timeout: float = 15.0,
@@ -108,11 +119,15 @@ class Agent:
             raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
         if not isinstance(approvals, ApprovalPolicy):
             raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
+        if not isinstance(asks, AskPolicy):
+            raise TypeError(f"asks must be an AskPolicy, got {asks!r}")
         self._room = room
+        self._asks = asks
         self._clock = clock
         self._ids = ids
         self._retry = retry
         self._restart = restart
+        self._stall = stall
         self._handlers = tuple(_as_callback(handler) for handler in event_handlers)
         self._log = log
         self.permissions = permissions
@@ -202,8 +217,11 @@ class Agent:
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
+            asks=self._asks,
             ledger=found.ledger if found is not None else (Ledger(session_id=session_id) if room.durable else None),
             past=found.past if found is not None else None,
+            pulse=Pulse(heard_s=clock.monotonic()),
+            monotonic=clock.monotonic,
             log=self._log or room.log,
         )
         if found is not None:
@@ -249,6 +267,7 @@ class Agent:
             # A test's clock wants the delays as they are written.
             retry_delays=self._retry.delays_data(random.Random() if isinstance(clock, SystemClock) else None),  # noqa: S311 - jitter
             restart=self._restart,
+            stall=self._stall,
             renewal=profile.renewal,
             idle_release_after_s=idle_release_after_s,
             checkpointing=checkpointing,
@@ -345,6 +364,11 @@ class Session:
         return self._core.view.phase.value
 
     @property
+    def liveness(self) -> Liveness:
+        """Why it is quiet, and for how long: the model or a tool is at work, or what it waits for. Never waits itself."""
+        return self._core.liveness
+
+    @property
     def spent(self) -> ProviderUsage | None:
         """What its tickets have consumed in all; None before the first ended."""
         return self._core.spent
@@ -376,12 +400,14 @@ class Session:
         seen to end is taken up where it was cut.
 
         Raises ContinuityError when the session does not hold `expect_conversation`, ProviderCapabilityError for what the provider
-        cannot do, SessionStateError while a turn runs, after close, and for a key that belongs to another request;
+        cannot do, AttachmentError for a file that cannot be shown to the model,
+        SessionStateError while a turn runs, after close, and for a key that belongs to another request;
         StoreUnavailableError when it cannot be recorded, JournalError for a request that can never be.
         """
         self._check()
         if not isinstance(request, TurnRequest):
             raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
+        request = load(request)
         if key is None:
             return self._prepare(request, expect_conversation=expect_conversation, pin=pin)
         with self._key_lock:
@@ -395,11 +421,15 @@ class Session:
             if found is None:
                 return self._prepare(request, key=key, **demands)
             check_same(key, found.turn_id, found.request_hash, request_hash)
-            return self._take_up(found)
+            # The same request, and the whole of it: of one that is done with, the record has not kept what was attached.
+            return self._take_up(attrs.evolve(found, request=request))
         if known.open:
             return known.ticket
         if known.ran:
             return self._ended_ticket(known.ticket.turn_id, request, known.core.cell.outcome)
+        known.core.replace()
+        if known.core.sent and (found := self._room._consult("find_key", self.id, key)) is not None:
+            return self._take_up(found)
         return self._prepare(request, key=key, turn_id=known.ticket.turn_id, nonce=known.nonce, **demands)
 
     def _take_up(self, found: RecoveredTicket) -> TurnTicket:
@@ -453,12 +483,14 @@ class Session:
     ) -> TurnTicket:
         transport = self._core.transport
         flags = NO_FLAGS
+        refuse_undeclared(transport.profile, request)
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
             flags = transport.flags(self._core.spec, request)
         request_hash = STANDARD.fingerprint(request) if key is not None or self._room.durable else ""
         turn_id = turn_id or self._ids.new_id("turn")
         core = TicketCore(turn_id, self.id, on_told=self._room._teller(turn_id))
+        core.sent = sent is not None
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=turn_id,
@@ -583,6 +615,21 @@ class Session:
             tell(self._ref, m.CancelTurn(turn_id=core.turn_id))
         elif core.state is TicketState.BEGUN and not core.cell.settled:
             tell(self._ref, m.Interrupt(turn_id=core.turn_id))
+
+    # --- what waits for a person
+
+    def pending(self) -> tuple[Pending, ...]:
+        """The requests of the agent that wait for an answer, oldest first."""
+        return self._core.book.pending(self.id)
+
+    def answer(self, request_id: str, answer: Answer) -> bool:
+        """Answer a request; return whether the answer reached the agent: False when it was answered before, or waits no more.
+
+        Raises UnknownRequestError for an id under which this session never asked, TypeError and ValueError for an answer that the request
+        does not take.
+        """
+        self._room._check_process()
+        return answer_ask(self._core.book, request_id, answer, clock=self._clock, session_id=self.id)
 
     # --- conversation and end
 
@@ -756,6 +803,8 @@ def _directory(cwd: Path | str) -> Path:
 
 def _check_capable(transport: Transport, spec: ConversationSpec) -> None:
     """Refuse at once what would fail at the first start."""
+    if spec.approvals is ApprovalPolicy.ASK and not transport.profile.supports_asks:
+        raise ProviderCapabilityError("it cannot wait for a person: ApprovalPolicy.ASK", provider=transport.profile.name)
     if isinstance(transport, StreamTransport):
         transport.validate(spec, None)
         transport.check()

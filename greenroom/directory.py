@@ -16,6 +16,7 @@ import attrs
 from greenroom.actors.session import SessionCore
 from greenroom.errors import SessionStateError, UnknownSessionError
 from greenroom.journal import RecoveredSession
+from greenroom.liveness import Liveness
 from greenroom.model import ConversationSpec, NativeMode, RuntimeMode, SessionStatus
 
 __all__ = ["RuntimeMode", "SessionDirectory", "SessionRecord", "SessionStatus", "cursor_of", "found_record", "record_of"]
@@ -28,6 +29,7 @@ class SessionRecord:
     `status` is READY or ERROR when it takes a turn, CONNECTING while its process is being started, RUNNING while a turn has begun, CLOSED
     when it takes none: a session on record that was not started again is closed. `resume_cursor` is what another session may go on from;
     None before the provider has named the conversation. `last_error`: what the last turn or start failed of, until one goes well.
+    `liveness`: what a living session was at when the record was read, or what it waited for; it makes no two records differ.
     """
 
     thread_id: str
@@ -41,6 +43,7 @@ class SessionRecord:
     created_at: dt.datetime
     updated_at: dt.datetime
     last_error: str | None = None
+    liveness: Liveness | None = attrs.field(default=None, eq=False)
 
 
 def cursor_of(conversation_id: str | None) -> dict[str, str] | None:
@@ -70,6 +73,7 @@ def record_of(core: SessionCore) -> SessionRecord:
         created_at=_utc(core.created_at_s),
         updated_at=_utc(core.changed_at_s),
         last_error=view.last_error,
+        liveness=core.liveness,
     )
 
 

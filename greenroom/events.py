@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import attrs
 
+from greenroom.asks import Answer, PendingApproval, PendingQuestion
 from greenroom.history import Account
 from greenroom.model import ProviderUsage
 
@@ -110,10 +111,17 @@ class UsageReport(AgentEvent):
 
 @attrs.frozen
 class Lifecycle(AgentEvent):
-    """A change that fits no other event: a wait and its reason, a compaction, a provider's own retry."""
+    """A change that fits no other event: a wait and its reason, a compaction, a provider's own retry.
+
+    Where the provider says so: `about`, in its own word, `ongoing`: it begins something that goes on (True) or tells its end (False),
+    `delay_s`: it goes on by itself after so many seconds.
+    """
 
     kind: str
     detail: str = ""
+    about: str = attrs.field(default="", kw_only=True)
+    ongoing: bool | None = attrs.field(default=None, kw_only=True)
+    delay_s: float | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen
@@ -148,6 +156,49 @@ class ApprovalDenied(AgentEvent):
 
     kind: str
     detail: str = ""
+
+
+@attrs.frozen
+class PermissionsDiffer(AgentEvent):
+    """What the provider says of its permissions is not what was `asked`. The start, or the turn, ends with a ProviderCapabilityError."""
+
+    asked: str
+    reported: str
+
+
+@attrs.frozen
+class ApprovalRequested(AgentEvent):
+    """The agent asks for leave, and the request waits for a person."""
+
+    pending: PendingApproval
+
+
+@attrs.frozen
+class ApprovalResolved(AgentEvent):
+    """The request waits no more. `verdict` is what it got, None where nobody gave one.
+
+    `by`: answer, deadline, interrupt, closed, died (its process), withdrawn (by the provider, or its turn ended).
+    """
+
+    request_id: str
+    verdict: Answer | None
+    by: str
+
+
+@attrs.frozen
+class QuestionAsked(AgentEvent):
+    """The agent asks the user something, and the question waits for a person."""
+
+    pending: PendingQuestion
+
+
+@attrs.frozen
+class QuestionResolved(AgentEvent):
+    """The question waits no more; as with ApprovalResolved."""
+
+    request_id: str
+    verdict: Answer | None
+    by: str
 
 
 @attrs.frozen
@@ -297,6 +348,15 @@ class EventsMissed(AgentEvent):
     count: int
     first_sequence: int
     last_sequence: int
+
+
+@attrs.frozen
+class Stalled(AgentEvent):
+    """Nothing was heard of the running turn for `quiet_s` seconds. `reason`: what it was at; `action`: what is done about it."""
+
+    reason: str
+    quiet_s: float
+    action: str = "report"
 
 
 @attrs.frozen

@@ -9,9 +9,10 @@ import atexit
 import functools
 import logging
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,28 +21,31 @@ import pykka
 
 from greenroom.actors import engine as engines
 from greenroom.actors import messages as m
+from greenroom.actors.asks import AskBook, answer_ask
 from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
-from greenroom.actors.ledger import Ledger
+from greenroom.actors.ledger import NOT_RUN, Ledger
 from greenroom.actors.orphans import end_orphans
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import Past, SessionActor, SessionCore
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
+from greenroom.asks import Answer, Pending
 from greenroom.clock import Clock, SystemClock
 from greenroom.directory import SessionDirectory, found_record
-from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
+from greenroom.errors import JournalError, SessionCrashedError, SessionStateError, StoreUnavailableError
 from greenroom.front import ById
 from greenroom.ids import IdAllocator, RandomIds
-from greenroom.journal import Journal, Recovery
+from greenroom.journal import Journal, Recovery, Retention
 from greenroom.journal.files import Sync
-from greenroom.journal.records import SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
-from greenroom.model import Checkpoint
-from greenroom.policy.session import replay
+from greenroom.journal.records import AskClosed, SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
+from greenroom.model import Checkpoint, Turn
+from greenroom.policy.session import replay_on
 from greenroom.recovered import Recovered, recovered
+from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import Audience, EventStream, Subscription
 from greenroom.transports.base import Flags
 from greenroom.transports.process import LocalExecutor
@@ -61,14 +65,20 @@ class Greenroom(ById):
 
     With `state_dir` everything that happens is journalled there, and survives the death of this program (`sync="process"`) or a power
     cut (`sync="full"`). Opening it ends what a dead program left running there (at most 5 s), and resends nothing: `recovered()` lists
-    what was not finished. Raises StateDirError for a directory that cannot be used.
+    what was not finished; `retention` says how long it remembers the rest. Raises StateDirError for a directory that cannot be used.
     """
+
+    # What it stands on; a simulation that is stepped by hand has its own.
+    _acquire_engine = staticmethod(engines.acquire)
+    _open_file = staticmethod(Journal.open)
+    _keep = staticmethod(Keeper)
 
     def __init__(
         self,
         *,
         state_dir: Path | str | None = None,
         sync: Sync = "process",
+        retention: Retention = Retention(),  # noqa: B008 - frozen
         max_live: int | None = None,
         max_starting: int = 8,
         clock: Clock | None = None,
@@ -93,11 +103,13 @@ class Greenroom(ById):
         self._keeper: Keeper | None = None
         self._births: Births | None = None
         self._recovered: dict[str, Recovered] = {}
+        self._book = AskBook()
+        self._expired: tuple[Pending, ...] = ()
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
-            self._open_journal(state_dir, sync)
+            self._open_journal(state_dir, sync, retention)
         self._audience = Audience(self._consult if self.durable else None)
-        self._engine = engines.acquire()
+        self._engine = self._acquire_engine()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
             self._engine.loop,
             executor=LocalExecutor(),
@@ -106,18 +118,20 @@ class Greenroom(ById):
             max_live=max_live,
             births=self._births,
             journal=self._journal,
+            tell_sids=self._engine.tell_sids,
         )
         _rooms.add(self)
 
-    def _open_journal(self, state_dir: Path | str, sync: Sync) -> None:
+    def _open_journal(self, state_dir: Path | str, sync: Sync, retention: Retention) -> None:
         """Open the journal, and end what a dead host left running, before anything of ours runs."""
-        journal = Journal.open(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
+        journal = self._open_file(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
         try:
             recovery = Recovery(journal)
             left = recovery.processes()
             self.orphans = end_orphans(left)
             sessions = recovery.sessions()
             found = recovered(self, recovery.unfinished(), sessions)
+            self._expired = recovery.open_asks()
         except BaseException:
             journal.close()
             raise
@@ -125,10 +139,14 @@ class Greenroom(ById):
         for session in sessions:
             if not session.removed:
                 self.directory.register(found_record(session))
-        self._keeper = Keeper(journal)
+        for pending in self._expired:
+            self._book.settle(pending)
+        self._keeper = self._keep(journal, retention)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
         self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))
+        # What belongs to no turn is listed this once: no decision about a turn will ever close it.
+        self._keeper.put(*(AskClosed(request_id=pending.request_id) for pending in self._expired if pending.turn_id is None))
 
     def agent(self, provider: Any, **options: Any) -> Agent:
         """Return an agent of this room; the options are those of `Agent`."""
@@ -163,17 +181,42 @@ class Greenroom(ById):
         with self._lock:
             return tuple(self._recovered.values())
 
-    def close(self, deadline_s: float = 10.0) -> tuple[str, ...]:
+    def pending(self, session_id: str | None = None) -> tuple[Pending, ...]:
+        """The requests of agents that wait for an answer, oldest first: of one session, or of all."""
+        return self._book.pending(session_id)
+
+    def answer(self, request_id: str, answer: Answer) -> bool:
+        """Answer a request; return whether the answer reached the agent: False when it was answered before, or waits no more.
+
+        Raises UnknownRequestError for an id under which nothing was asked, TypeError and ValueError for an answer that the request does not
+        take.
+        """
+        self._check_process()
+        return answer_ask(self._book, request_id, answer, clock=self.clock)
+
+    def expired_asks(self) -> tuple[Pending, ...]:
+        """The requests that waited when a dead program ended, of turns about which nothing was decided yet. They cannot be answered.
+
+        A turn that goes on may ask again, under another id. Empty without a `state_dir`.
+        """
+        with self._lock:
+            return tuple(pending for pending in self._expired if pending.turn_id in (None, *self._recovered))
+
+    def close(self, deadline_s: float = 10.0, *, grace_s: float = 0.0) -> tuple[str, ...]:
         """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
 
-        Returns the ids of the sessions whose processes had to be killed because time was up. Blocks; idempotent; any thread.
+        No turn is admitted from now on. Those that run may go on for `grace_s` seconds of the deadline, and only then are interrupted;
+        another `close` without a grace ends it. Returns the ids of the sessions whose processes had to be killed because time was up.
+        Blocks; idempotent; any thread. Raises ValueError for a grace that is longer than the deadline.
         """
+        if not 0 <= grace_s <= deadline_s:
+            raise ValueError(f"grace_s must be from 0 to deadline_s ({deadline_s:g} s), which includes it, got {grace_s:g}")
         if not self._pid_is_ours():
             return ()
         reply: Cell[tuple[str, ...]] = Cell()
         with self._lock:
             first, self._closed = not self._closed, True
-        tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, reply_to=reply))
+        tell(self._supervisor, m.CloseRoom(deadline_s=deadline_s, grace_s=grace_s, reply_to=reply))
         # After the deadline everything is killed and looked for; that is bounded as well. Not by a test's clock: the processes are real.
         if not reply.wait(deadline_s + PROOF_S, SystemClock()):
             self.log.error("room %s: not everything ended within %g s", self.id, deadline_s + PROOF_S)
@@ -186,6 +229,18 @@ class Greenroom(ById):
             self._close_journal(in_order=reply.settled)
             engines.release(self._engine)
         return reply.get() if reply.settled else tuple(session.id for session in self.sessions())
+
+    def close_on_signals(
+        self, *, deadline_s: float = 10.0, grace_s: float = 0.0, signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+    ) -> ClosingOnSignals:
+        """Return a context in which the first of `signals` closes the room as `close` does, and a second one by force.
+
+        Main thread only. A turn that runs ends with its outcome, the next one is refused; leaving the block after a signal waits for the
+        close and raises SystemExit(128 + number). See `ClosingOnSignals`.
+        """
+        if not 0 <= grace_s <= deadline_s:
+            raise ValueError(f"grace_s must be from 0 to deadline_s ({deadline_s:g} s), which includes it, got {grace_s:g}")
+        return ClosingOnSignals(self.close, deadline_s=deadline_s, grace_s=grace_s, signals=signals, log=self.log)
 
     def _close_journal(self, *, in_order: bool) -> None:
         if self._keeper is None or self._births is None:
@@ -211,10 +266,12 @@ class Greenroom(ById):
         """Whether what happens is journalled."""
         return self._keeper is not None
 
-    def _teller(self, turn_id: str) -> Callable[[], None] | None:
-        """Return what notes that a caller has the outcome of the turn."""
+    def _teller(self, turn_id: str) -> Callable[[Turn | BaseException], None] | None:
+        """Return what notes that a caller has the outcome of the turn, or an error that is none."""
         keeper = self._keeper
-        return None if keeper is None else lambda: keeper.put(TicketReported(turn_id=turn_id))
+        if keeper is None:
+            return None
+        return lambda outcome: keeper.put(TicketReported(turn_id=turn_id, unrun=isinstance(outcome, (*NOT_RUN, SessionCrashedError))))
 
     def _consult(self, question: str, *names: str | int) -> Any:
         """Ask the journal; None without one."""
@@ -276,13 +333,13 @@ class Greenroom(ById):
     def _past(self, opened: SessionOpened) -> Past | None:
         """Replay what is on record; None: it was forgotten, or cannot be read, and only the last conversation is known."""
         try:
-            inputs = self._consult("inputs", opened.session_id)
+            history = self._consult("history", opened.session_id)
         except JournalError as error:
             self.log.warning("session %s goes on from its last conversation alone: %s", opened.session_id, error)
             return None
-        if inputs is None:
+        if history is None:
             return None
-        return Past(state=replay(opened.settings, inputs), settings=opened.settings)
+        return Past(state=replay_on(history.origin(opened.settings), history.inputs), settings=opened.settings)
 
     def _pid_is_ours(self) -> bool:
         return self._pid == os.getpid()
@@ -309,11 +366,16 @@ class Greenroom(ById):
                 raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
-            self._sessions[core.session_id] = session
             for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
                 del self._sessions[session_id]
+            # Who finds it by its name finds it begun.
+            ref = self._start(core, clock)
+            self._sessions[core.session_id] = session
         self._audience.hub.forget_ended()
-        core.room_id, core.publish = self.id, self._audience.hub.publish
+        return ref
+
+    def _start(self, core: SessionCore, clock: Clock) -> pykka.ActorRef[Any]:
+        core.room_id, core.publish, core.book = self.id, self._audience.hub.publish, self._book
         core.changed_at_s = self.clock.wall()
         core.created_at_s = core.created_at_s or core.changed_at_s
         self.directory.attach(core)

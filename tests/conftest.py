@@ -11,6 +11,11 @@ import time
 import psutil
 import pykka
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is slow, and the same commit must give the same verdict twice: neither may fail a test.
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 SETTLE_S = 15.0  # of a busy machine; a leak lasts longer
 

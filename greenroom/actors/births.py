@@ -18,6 +18,7 @@ class Births:
         self._put = put
         self._host = started(os.getpid(), room_prefix(host_id(), room_id), "", 0)
         self._living: dict[str, ProcessStarted] = {}
+        self._all_proven = True
 
     def open(self) -> None:
         """Enter the host, as what began every mark of the room: a process that died before it was entered is found by that."""
@@ -28,15 +29,17 @@ class Births:
         self._living[mark] = record = started(process.pid, mark, owner_id, incarnation)
         self._put(record)
 
-    def strike(self, mark: str) -> None:
-        """The process is proven dead, and so is what came of it."""
+    def strike(self, mark: str, *, proven: bool) -> None:
+        """The process is proven dead, and so is what came of it; or something could not be ended, and stays on record for the next host."""
         record = self._living.pop(mark, None)
-        if record is not None:
+        self._all_proven = self._all_proven and proven
+        if record is not None and proven:
             self._put(ended(record))
 
     def close(self) -> None:
-        """Nothing of the room lives."""
-        self._put(ended(self._host))
+        """Nothing of the room lives, as far as that is proven."""
+        if self._all_proven:
+            self._put(ended(self._host))
 
 
 def started(pid: int, mark: str, owner_id: str, incarnation: int) -> ProcessStarted:

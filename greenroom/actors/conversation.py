@@ -47,7 +47,7 @@ class ConversationActor(ProcessOwner):
         self._held = False
         self._urgent = False
 
-    def handle(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:  # noqa: C901 - one line a case
         """Pass each message to the driver, and on what follows."""
         match message:
             case PipeReady() | TimerFired() | LoopFailed():
@@ -56,8 +56,13 @@ class ConversationActor(ProcessOwner):
                 self._run(message)
             case m.SteerAttempt():
                 self._steer(message)
+            case m.AnswerRequest():
+                self._answer(message)
             case m.InterruptTurn():
                 self._interrupt(message)
+            case m.Listen():
+                if self._read_on():
+                    self._teller.listened()
             case m.HoldReading():
                 self._pause(hold=message.hold, urgent=self._urgent)
                 self._rearm()
@@ -105,6 +110,11 @@ class ConversationActor(ProcessOwner):
             return
         message.reply_to.settle(None)
         self._follow(outputs)
+
+    def _answer(self, message: m.AnswerRequest) -> None:
+        outputs = None if self._driver is None else self._driver.answer(message.wire_id, message.answer, self._now_s())
+        message.told(taken=outputs is not None)
+        self._follow(outputs or [])
 
     def _interrupt(self, message: m.InterruptTurn) -> None:
         if self._driver is not None and message.turn_id == self._teller.turn_id:

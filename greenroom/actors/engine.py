@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pykka
 
 from greenroom.actors.dispatcher import LoopDispatcher
-from greenroom.actors.guardian import GuardianActor
-from greenroom.actors.runtime import LoopActor
+from greenroom.actors.guardian import GuardianActor, SidsSeen
+from greenroom.actors.runtime import LoopActor, tell
 from greenroom.actors.side import ObserverActor, StoreActor
 
 logger = logging.getLogger("greenroom")
@@ -55,6 +56,12 @@ class Engine:
         with self._lock:
             if self._guardian is None or not self._guardian.is_alive():
                 self._guardian = GuardianActor.start(self.loop)
+
+    def tell_sids(self, sids: Mapping[int, int]) -> None:
+        """Have the guard know of sessions that were seen under our marks. On the loop thread."""
+        guardian = self._guardian
+        if guardian is not None:
+            tell(guardian, SidsSeen(sids=sids))
 
     def stop(self) -> None:
         """End everything; no room is left."""

@@ -13,7 +13,7 @@ import attrs
 from greenroom.actors.dispatcher import Dispatcher, LoopFailed, PipeReady, TimerFired
 from greenroom.actors.runtime import LoopActor, Message
 from greenroom.clock import Clock, SystemClock
-from greenroom.transports.guard import Guard, host_id
+from greenroom.transports.guard import MAX_SIDS, Guard, host_id
 from greenroom.transports.marks import host_prefix
 
 logger = logging.getLogger("greenroom.guard")
@@ -54,6 +54,7 @@ class GuardianActor(LoopActor):
         super().__init__(dispatcher)
         self._guard: Guard | None = None
         self._latest: Guard | None = None  # assigned on the starter thread, by a job; read there, by a later one
+        self._untold: dict[int, int] = {}
         self._fd: int | None = None
         self._deaths: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
 
@@ -71,10 +72,16 @@ class GuardianActor(LoopActor):
             case LoopFailed():
                 self._watch_again()
             case SidsSeen():
-                if self._guard is not None:
-                    self._guard.tell_sids(message.sids)
+                self._seen(message.sids)
             case _:
                 logger.warning("guardian: unexpected %s", type(message).__name__)
+
+    def _seen(self, sids: Mapping[int, int]) -> None:
+        """Tell the guard; one that is still being started is told when it is there."""
+        if self._guard is not None:
+            self._guard.tell_sids(sids)
+        else:
+            self._untold = {**self._untold, **sids} if len(self._untold) < MAX_SIDS else dict(sids)
 
     def _offload(self, start: Callable[[], Guard]) -> None:
         def job() -> Message:
@@ -91,6 +98,8 @@ class GuardianActor(LoopActor):
         if message.guard is None:
             logger.error("no guard: if this process dies, its agents live on (%s)", message.error)
             return
+        untold, self._untold = self._untold, {}
+        message.guard.tell_sids(untold)
         self._fd = message.guard.exit_fd
         if self._fd is not None:
             self.dispatcher.watch(self._fd, self.actor_ref, read=True, write=False)

@@ -18,7 +18,7 @@ from greenroom.errors import GreenroomError, SessionCrashedError, TransportDiedE
 from greenroom.model import Turn
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
-from greenroom.policy.session import Settings, State, initial, step
+from greenroom.policy.session import State, step
 from greenroom.policy.state import Phase
 
 
@@ -82,9 +82,9 @@ class Heritage:
             yield e.Died(now_s=now_s, incarnation=incarnation, error=error, expected=ending, sent=sent)
 
 
-def heritage(settings: Settings, inputs: Iterable[e.SessionInput], left: Left) -> Heritage:
-    """Replay the record."""
-    state, outcomes, wait, ends_s = initial(settings), dict[str, Turn | GreenroomError](), None, 0.0
+def heritage(origin: State, inputs: Iterable[e.SessionInput], left: Left) -> Heritage:
+    """Replay the record, from where it begins. What it does not reach back to has ended, and its callers were answered."""
+    state, outcomes, wait, ends_s = origin, dict[str, Turn | GreenroomError](), None, 0.0
     for event in inputs:
         state, commands = step(state, event)
         for command in commands:

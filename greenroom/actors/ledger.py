@@ -16,13 +16,16 @@ from greenroom.events import AssistantText, Reasoning, SkillInvoked, ToolCall, T
 from greenroom.journal import records as r
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
-from greenroom.policy.state import Phase, State, Ticket
+from greenroom.policy.state import BEGUN, Phase, State, Ticket
 
 EVIDENCE = (AssistantText, Reasoning, ToolCall, ToolResult, SkillInvoked, UsageReport)
 """Only a provider that has the message says any of these."""
 
+SNAPSHOT_EVERY = 200
+"""After so many inputs the state is recorded, and they are dropped: a session that is open for months does not grow without bound."""
+
 _AWAITED = (r.TicketPrepared, r.TicketSent, r.TicketEnded)
-_NOT_RUN = (SessionStateError, StoreUnavailableError)
+NOT_RUN = (SessionStateError, StoreUnavailableError)
 
 
 @attrs.define(kw_only=True)
@@ -32,6 +35,8 @@ class Ledger:
     session_id: str
     inputs: int = 0
     events: int = 0
+    snapshot_every: int = SNAPSHOT_EVERY
+    _covered: int = 0
     _taken: tuple[str, int] | None = None
 
     def step(
@@ -43,6 +48,17 @@ class Ledger:
         self.inputs += 1
         entry = r.Input(session_id=self.session_id, n=self.inputs, event=event)
         return (entry, *_left_unrun(event, before, after), *self._of_commands(commands, before, after, prepares))
+
+    def snapshot(self, state: State) -> tuple[r.Record, ...]:
+        """Return the record of `state`, which the inputs so far have given, when it is time for one.
+
+        Between turns alone, and before the next input: whoever replays from here needs nothing of what was done about earlier ones.
+        A record by itself, which nobody waits for: where it cannot be written the inputs are kept.
+        """
+        if self.inputs - self._covered < self.snapshot_every or state.phase in BEGUN:
+            return ()
+        self._covered = self.inputs
+        return (r.Snapshot(session_id=self.session_id, n=self.inputs, state=state),)
 
     def _of_commands(
         self, commands: tuple[c.Command, ...], before: State, after: State, prepares: Mapping[str, m.PrepareTurn]
@@ -113,13 +129,14 @@ def _sent(command: c.Execute, after: State) -> r.TicketSent:
 
 
 def _failed(command: c.Fail, before: State) -> Iterator[r.Record]:
-    """A ticket of which nothing was sent, and not for a fault of its own, has no outcome: it may be prepared again."""
+    """A ticket that was refused, and not for a fault of its own, has no outcome: it may be prepared again, or taken up."""
     ticket = before.ticket
-    if ticket is None or not isinstance(command.error, _NOT_RUN) or ticket.attempt > 1:
+    again = ticket is not None and ticket.attempt > 1
+    if ticket is None or not isinstance(command.error, NOT_RUN) or (again and not isinstance(command.error, StoreUnavailableError)):
         yield r.TicketEnded(turn_id=command.turn_id, outcome=command.error)
-    elif not ticket.maybe_taken:
+    elif not again and not ticket.maybe_taken:
         yield _discarded(ticket)
-    # else a dead host sent it: what became of that is as unknown as before
+    # else it was sent before: what became of that is as unknown as before
 
 
 def _superseded(command: c.Grant, before: State) -> Iterator[r.Record]:

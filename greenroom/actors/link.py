@@ -93,10 +93,37 @@ class GuestSteer(Message):
 
 
 @attrs.frozen(kw_only=True)
+class GuestAnswer(Message):
+    """Answer what the guest's conversation asked."""
+
+    key: str
+    request: m.AnswerRequest
+
+    def refuse(self) -> None:
+        """The link is gone."""
+        self.request.refuse()
+
+
+@attrs.frozen(kw_only=True)
 class GuestInterrupt(Message):
     """End the guest's attempt. Ordinary: it must not overtake the GuestRun that it means."""
 
     key: str
+
+
+@attrs.frozen(kw_only=True)
+class GuestListens(Message):
+    """Read what the process has said, and answer LinkListened behind it."""
+
+    key: str
+
+
+@attrs.frozen(kw_only=True)
+class GuestHangs(Message):
+    """The guest's turn has gone silent and is to be taken up elsewhere."""
+
+    key: str
+    reason: str
 
 
 @attrs.frozen(kw_only=True)
@@ -116,6 +143,11 @@ class LinkOutputs(Message):
     """What the codec gave for the guest, in order."""
 
     outputs: tuple[Output, ...]
+
+
+@attrs.frozen(kw_only=True)
+class LinkListened(Message):
+    """What the process had said has been handed on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -173,7 +205,7 @@ class LinkActor(ProcessOwner):
         self._clearing = False
         self._ready = False
 
-    def handle(self, message: Any) -> None:  # noqa: C901 - one line a case
+    def handle(self, message: Any) -> None:  # noqa: C901, PLR0912 - one line a case
         """Pass each message to the driver, and on what follows."""
         match message:
             case PipeReady() | TimerFired() | LoopFailed():
@@ -188,8 +220,14 @@ class LinkActor(ProcessOwner):
                 self._run(message)
             case GuestSteer():
                 self._steer(message)
+            case GuestAnswer():
+                self._answer(message)
             case GuestInterrupt():
                 self._do(lambda codec, now_s: codec.interrupt(message.key, now_s))
+            case GuestListens():
+                self._listen(message.key)
+            case GuestHangs():
+                self._hangs(message.key, message.reason)
             case EndLink():
                 self._end(message)
             case Launched():
@@ -279,6 +317,15 @@ class LinkActor(ProcessOwner):
         message.reply_to.settle(None)
         self._follow(driver.follow(outputs, self._now_s()))
 
+    def _answer(self, message: GuestAnswer) -> None:
+        driver, request, now_s = self._driver, message.request, self._now_s()
+        outputs = None
+        if driver is not None and not driver.ended and message.key in self._guests:
+            outputs = driver.codec.answer(message.key, request.wire_id, request.answer, now_s)
+        request.told(taken=outputs is not None)
+        if driver is not None and outputs is not None:
+            self._follow(driver.follow(outputs, now_s))
+
     def _do(self, ask: Callable[[Any, float], list[Output]]) -> None:
         """Ask something of the codec, and follow up."""
         driver = self._driver
@@ -339,7 +386,23 @@ class LinkActor(ProcessOwner):
         """The guest cannot be used any more, but others run here: it goes, and the process once they are done."""
         self._running.discard(key)
         self._retire()
-        self._part(key, LinkLost(error=TransportDiedError(reason=reason), expected=True))
+        codec = self._driver.codec if self._driver is not None else None
+        sent = codec is not None and codec.sent_by(key)
+        usage = codec.consumed_by(key) if codec is not None else None
+        self._part(key, LinkLost(error=TransportDiedError(reason=reason, usage=usage), expected=True, sent=sent, usage=usage))
+
+    def _listen(self, key: str) -> None:
+        if self._read_on() and key in self._guests:
+            tell(self._guests[key], LinkListened())
+
+    def _hangs(self, key: str, reason: str) -> None:
+        """A turn has gone silent: the process is not trusted any more. Nobody else's is cut for it."""
+        if key not in self._guests:
+            return
+        if len(self._guests) == 1:
+            self._end(EndLink(kill=True, reason=reason))
+        else:
+            self._quarantine(key, reason)
 
     def _retire(self) -> None:
         if not self._retiring:
@@ -440,20 +503,26 @@ class GuestActor(LoopActor):
         """Ask the link in."""
         tell(self._link, Attach(key=self._key, launch=self._spec, guest=self.actor_ref))
 
-    def handle(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:  # noqa: C901, PLR0912 - one line a case
         """Pass each message on: to the link, or from it."""
         match message:
             case LinkOutputs():
                 self._outputs(message)
+            case LinkListened():
+                self._teller.listened()
             case LinkLost():
                 self._lost(message)
             case m.RunAttempt():
                 self._run(message)
             case m.SteerAttempt():
                 self._steer(message)
+            case m.AnswerRequest():
+                tell(self._link, GuestAnswer(key=self._key, request=message))
             case m.InterruptTurn():
                 if message.turn_id == self._teller.turn_id:
                     tell(self._link, GuestInterrupt(key=self._key))
+            case m.Listen():
+                tell(self._link, GuestListens(key=self._key))
             case m.HoldReading():
                 pass  # the pipe is everybody's
             case m.EndConversation():
@@ -485,6 +554,9 @@ class GuestActor(LoopActor):
     def _end(self, message: m.EndConversation) -> None:
         """Leave, after the running turn has had a moment to end in order."""
         self._teller.ending = self._leaving = True
+        if message.hung and self._teller.turn_id is not None:
+            tell(self._link, GuestHangs(key=self._key, reason=message.reason))
+            return
         if message.kill or self._teller.turn_id is None:
             self._leave()
             return

@@ -22,7 +22,7 @@ def log_command(log: logging.Logger, session_id: str, command: c.Command) -> Non
         log.log(level, "%s: %s", where, text, extra={"session_id": session_id, "turn_id": turn_id})
 
 
-def _line(command: c.Command) -> tuple[int, str] | None:
+def _line(command: c.Command) -> tuple[int, str] | None:  # noqa: C901 - one case a command
     match command:
         case c.Grant():
             return logging.DEBUG, f"prepared; expects conversation {command.expected_conversation}"
@@ -33,9 +33,11 @@ def _line(command: c.Command) -> tuple[int, str] | None:
             probe = ", which may have been taken before" if command.probe else ""
             return logging.DEBUG, f"attempt {command.attempt} ({command.how.value}) in process {command.incarnation}{probe}"
         case c.Wait():
-            return logging.INFO, f"waits {command.delay_s:g} s ({command.reason.value})"
+            return logging.INFO, f"waits {round(command.delay_s, 2):g} s ({command.reason.value})"
         case c.ReportDeath():
             return logging.WARNING, f"process {command.incarnation} died: {command.cause}"
+        case c.ReportStall():
+            return logging.WARNING, f"nothing was heard for {command.quiet_s:g} s ({command.reason}): {command.action.value}"
         case c.ReportRestart():
             return logging.INFO, f"process {command.incarnation} took over"
         case c.CloseConversation():

@@ -13,12 +13,13 @@ import pykka
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
+from greenroom.asks import Answer, Approval, Inquiry
 from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, StoreFailedError, TransportDiedError
 from greenroom.events import AgentEvent, ToolCall
+from greenroom.journal.records import InputHistory
 from greenroom.journal.records import Record as JournalRecord
 from greenroom.model import Checkpoint, ProviderUsage, StoreFault, TurnRequest, TurnResult
 from greenroom.policy.commands import How
-from greenroom.policy.events import SessionInput
 from greenroom.transports.base import Attempt, Flags, LaunchSpec, Process
 
 if TYPE_CHECKING:
@@ -200,6 +201,13 @@ class CloseSession(Message):
 
 
 @attrs.frozen(kw_only=True)
+class DrainSession(Message):
+    """End the session once the turn that runs has ended, at once where none does."""
+
+    control = True
+
+
+@attrs.frozen(kw_only=True)
 class CreditReturned(Message):
     """The caller's sink has room again."""
 
@@ -213,6 +221,50 @@ class Detach(Message):
 
     turn_id: str
     control = True
+
+
+class AskMessage(Message):
+    """Base of all that concerns the requests which wait for a person."""
+
+
+@attrs.frozen(kw_only=True)
+class AnswerAsk(AskMessage):
+    """Somebody answers a request. Answered with whether it reached the agent."""
+
+    request_id: str
+    answer: Answer
+    reply_to: Cell[bool]
+
+    def refuse(self) -> None:
+        """Answer that it did not."""
+        self.reply_to.settle(value=False)
+
+
+@attrs.frozen(kw_only=True)
+class AskArrived(AskMessage):
+    """The provider asks a person; `wire_id` is its own name for the request."""
+
+    incarnation: int
+    turn_id: str | None
+    wire_id: str
+    ask: Approval | Inquiry
+
+
+@attrs.frozen(kw_only=True)
+class AskWithdrawn(AskMessage):
+    """The provider wants no answer any more."""
+
+    incarnation: int
+    wire_id: str
+
+
+@attrs.frozen(kw_only=True)
+class AskAnswered(AskMessage):
+    """Says of an AnswerRequest whether the request was still open, so that the answer was written."""
+
+    incarnation: int
+    wire_id: str
+    taken: bool
 
 
 # --- to a SessionActor, from conversations, the supervisor and the store ----------------------------------------------------
@@ -269,6 +321,13 @@ class TurnEvent(Message):
 
 
 @attrs.frozen(kw_only=True)
+class Listened(Message):
+    """What the process had said when it was asked (Listen) has been told before this."""
+
+    incarnation: int
+
+
+@attrs.frozen(kw_only=True)
 class TurnEnded(Message):
     """The attempt ended: with a result or with an error."""
 
@@ -282,6 +341,7 @@ class TurnEnded(Message):
     nudgeable: bool
     keeps_conversation: bool
     forced: bool
+    sent: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -353,10 +413,33 @@ class SteerAttempt(Message):
 
 
 @attrs.frozen(kw_only=True)
+class AnswerRequest(Message):
+    """Answer what the provider asked. Told to `session` as AskAnswered."""
+
+    incarnation: int
+    wire_id: str
+    answer: Answer
+    session: Ref
+
+    def told(self, *, taken: bool) -> None:
+        """Tell the session."""
+        tell(self.session, AskAnswered(incarnation=self.incarnation, wire_id=self.wire_id, taken=taken))
+
+    def refuse(self) -> None:
+        """The process that asked is gone."""
+        self.told(taken=False)
+
+
+@attrs.frozen(kw_only=True)
 class InterruptTurn(Message):
     """End the running attempt of `turn_id`. Ordinary: it must not overtake the RunAttempt that it means, nor a steer before it."""
 
     turn_id: str
+
+
+@attrs.frozen(kw_only=True)
+class Listen(Message):
+    """Read what the process has said, and answer Listened behind it. Without an answer it has ended, or is not to be read now."""
 
 
 @attrs.frozen(kw_only=True)
@@ -369,10 +452,11 @@ class HoldReading(Message):
 
 @attrs.frozen(kw_only=True)
 class EndConversation(Message):
-    """End the process, by the ladder or at once."""
+    """End the process, by the ladder or at once. `hung`: it is killed in a turn, which is to be taken up by the next one."""
 
     kill: bool
     reason: str
+    hung: bool = False
     control = True
 
 
@@ -490,7 +574,7 @@ class Recalled(Message):
     session_id: str
     core: Any
     left: Any
-    inputs: tuple[SessionInput, ...] | None
+    history: InputHistory | None
     error: BaseException | None
 
     def refuse(self) -> None:
@@ -512,9 +596,10 @@ class SessionBegan(Message):
 
 @attrs.frozen(kw_only=True)
 class CloseRoom(Message):
-    """End every session within `deadline_s`. Answered with the ids of those who had to be killed."""
+    """End every session within `deadline_s`, of which running turns have `grace_s`. Answered with the ids of those who had to be killed."""
 
     deadline_s: float
+    grace_s: float = 0.0
     reply_to: Cell[tuple[str, ...]]
     control = True
 

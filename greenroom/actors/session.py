@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -18,21 +19,27 @@ import pykka
 
 from greenroom.actors import messages as m
 from greenroom.actors.announce import CRASHED, SPEAKING, Announcement, of_command, of_step
+from greenroom.actors.asks import AskBook, AskDesk, Hands
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
+from greenroom.actors.displaced import Displaced
 from greenroom.actors.gate import Gate
 from greenroom.actors.heirs import Heritage, Left
 from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
 from greenroom.actors.rewind import Rollbacks
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
+from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
-from greenroom.actors.ticket import Batch, Sink, TicketCore
+from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
+from greenroom.asks import AskPolicy
+from greenroom.attachments import without_content
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
-from greenroom.events import AgentEvent, Lifecycle, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
 from greenroom.journal import records as r
+from greenroom.liveness import Liveness, Pulse
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, SessionStatus, StoreFault
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
@@ -62,7 +69,10 @@ class Past:
 
 @attrs.define(kw_only=True, eq=False)
 class SessionCore:
-    """What a session's handle and its actor share. The actor alone writes `view`, `spent` and `degraded`; reading is safe on any thread."""
+    """What a session's handle and its actor share. The actor alone writes `view`, `pulse`, `spent` and `degraded`.
+
+    Reading is safe on any thread.
+    """
 
     session_id: str
     transport: Any
@@ -72,6 +82,8 @@ class SessionCore:
     store: Any = None
     store_key: str | None = None
     handlers: tuple[Any, ...] = ()
+    asks: AskPolicy = attrs.field(factory=AskPolicy)
+    book: AskBook = attrs.field(factory=AskBook)
     ledger: Ledger | None = None
     past: Past | None = None
     room_id: str = ""
@@ -90,6 +102,8 @@ class SessionCore:
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
+    pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
+    monotonic: Callable[[], float] = time.monotonic
     rewinding: set[str] = attrs.field(factory=set)
     closed: Cell[None] = attrs.field(factory=Cell)
 
@@ -104,8 +118,14 @@ class SessionCore:
         """The state in which the session begins: nothing has happened, or all that did before the host died."""
         return self.past.state if self.past is not None else initial(self.settings)
 
+    @property
+    def liveness(self) -> Liveness:
+        """Why the session is quiet, and for how long, as of now."""
+        return self.pulse.read(self.monotonic(), self.settings.stall)
+
     def give_up(self, left: Left) -> None:
         """Nobody goes on with the session after a crash: answer everybody."""
+        self.pulse.ends()
         self.view = attrs.evolve(self.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
         left.give_up()
 
@@ -148,6 +168,7 @@ class SessionActor(LoopActor):
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
+        self._unsettled: dict[str, TicketCore] = {}
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
@@ -167,6 +188,17 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
+        self._draining = False
+        self._displaced = Displaced()
+        hands = Hands(
+            emit=self._emit,
+            tell_conversation=self._tell_now,
+            advance=self._advance,
+            interrupt=self._interrupted,
+            record=self._record,
+        )
+        self._asks = AskDesk(core=core, dispatcher=dispatcher, ref=self.actor_ref, hands=hands)
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -187,7 +219,10 @@ class SessionActor(LoopActor):
         ticket = self._state.ticket
         self._receipt = receipt(ticket.nonce, ticket.attempt) if ticket is not None and ticket.attempt > 0 else None
         self._core.view = public_snapshot(self._state)
+        self._asks.inherit()
         now_s = self._now_s()
+        self._core.pulse.holds(now_s, hold=False)
+        self._core.pulse.stepped(self._state, now_s)
         if self._state.waiting is not None and heritage.wait is not None:
             self._wait(attrs.evolve(heritage.wait, delay_s=max(0.0, heritage.wait_ends_s - now_s)))
         if ticket is not None and ticket.deadline_s is not None and self._state.phase is not Phase.RUNNING:
@@ -220,10 +255,15 @@ class SessionActor(LoopActor):
                 self._steer(message)
             case m.Interrupt():
                 self._interrupted(message.turn_id)
+            case m.AskMessage():
+                self._asks.handle(message)
             case m.CancelTurn():
                 self._forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
+            case m.Listened():
+                self._listened(message)
             case m.StartWaits():
+                self._core.pulse.needs_slot(now_s, needs=True)
                 self._emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
             case m.Admitted():
                 self._admitted(message)
@@ -238,6 +278,7 @@ class SessionActor(LoopActor):
             case m.TurnEnded():
                 self._turn_ended(message)
             case m.TurnSwallowed():
+                self._asks.end("withdrawn", turn_id=message.turn_id)
                 self._advance(e.Swallowed(now_s=now_s, turn_id=message.turn_id, incarnation=message.incarnation))
             case m.Spent():
                 self._core.booked = _sum(self._core.booked, message.usage)
@@ -264,7 +305,11 @@ class SessionActor(LoopActor):
                 self._connects.append(message.reply_to)
                 self._advance(e.Connect(now_s=now_s, flags=message.flags))
             case m.CloseSession():
+                self._asks.end("closed")
                 self._advance(e.Close(now_s=now_s))
+            case m.DrainSession():
+                self._draining = True
+                self._close_if_drained()
             case ActorDown():
                 pass  # a conversation's end is told by its Down
             case _:
@@ -285,7 +330,9 @@ class SessionActor(LoopActor):
             event, before = self._inputs.popleft(), self._state
             self._state, commands = step(before, event)
             self._publish_view()
+            self._core.pulse.stepped(self._state, event.now_s)
             if self._ledger is not None:
+                self._record(*self._ledger.snapshot(before))
                 self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
             self._announce(of_step(event, before, self._state))
             for command in commands:
@@ -340,6 +387,8 @@ class SessionActor(LoopActor):
                 self._emit(command.incarnation, command.turn_id, (TransportDied(command.cause),))
             case c.ReportRestart():
                 self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
+            case c.ReportStall():
+                self._emit(command.incarnation, command.turn_id, (Stalled(command.reason, command.quiet_s, command.action.value),))
             case c.Finish():
                 self._core.spent = _sum(self._core.spent, command.turn.result.usage)
                 self._record_spend()
@@ -358,21 +407,24 @@ class SessionActor(LoopActor):
     # --- tickets
 
     def _prepare(self, message: m.PrepareTurn) -> None:
+        self._tell_prepare(message)
+        if self._prepares.pop(message.turn_id, None) is not None:
+            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
+
+    def _tell_prepare(self, message: m.PrepareTurn) -> None:
         self._prepares[message.turn_id] = message
         self._advance(
             e.Prepare(
                 now_s=self._now_s(),
                 turn_id=message.turn_id,
                 nonce=message.nonce,
-                request=message.request,
+                request=without_content(message.request),
                 expect_conversation=message.expect_conversation,
                 pin=message.pin,
                 sent_attempt=message.sent.attempt if message.sent is not None else 0,
                 sent_how=message.sent.how if message.sent is not None else c.How.PROMPT,
             )
         )
-        if self._prepares.pop(message.turn_id, None) is not None:
-            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
 
     def _grant(self, command: c.Grant) -> None:
         if command.superseded is not None:
@@ -380,7 +432,7 @@ class SessionActor(LoopActor):
         message = self._prepares.pop(command.turn_id)
         self._tickets[command.turn_id] = message.ticket
         self._requests[command.turn_id] = message
-        if self._ledger is None:
+        if self._ledger is None or message.reply_to.settled:  # settled: it is put back, and was on record before
             message.reply_to.settle(command.expected_conversation)
         else:
             self._gate.hold(lambda error: self._granted(message, command.expected_conversation, error), needs=self._recorded)
@@ -390,17 +442,31 @@ class SessionActor(LoopActor):
         """The ticket is on record, so that there is one; or it could not be recorded, and there is none."""
         if error is None:
             message.reply_to.settle(expected_conversation)
+            self._displaced.confirm()
             return
         self._forget(message.turn_id)
         message.reply_to.fail(unavailable("no turn was prepared", error))
         if not self._over:
             self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
+        self._put_back()
 
     def _supersede(self, turn_id: str, by_turn_id: str) -> None:
-        ticket = self._tickets.get(turn_id)
+        message = self._requests.get(turn_id)
         self._forget(turn_id)
-        if ticket is not None:
-            ticket.fail(SessionStateError(f"turn {turn_id!r} was superseded by {by_turn_id!r} before it ran"))
+        self._displaced.supersede(message, by_turn_id, durable=self._ledger is not None)
+
+    def _put_back(self) -> None:
+        """What was to take the place of a ticket could not be recorded: that one is the most recent again, unless another waits."""
+        if self._state.phase is Phase.PREPARED and not self._over:
+            return
+        message = None if self._over or self._state.phase is not Phase.IDLE else self._displaced.take_back()
+        if message is None:
+            self._displaced.confirm()
+            return
+        self._tell_prepare(message)
+        self._prepares.pop(message.turn_id, None)
+        if message.turn_id not in self._tickets:
+            message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} could not be prepared again"))
 
     def _refuse(self, command: c.Refuse) -> None:
         prepare = self._prepares.pop(command.turn_id, None)
@@ -430,16 +496,25 @@ class SessionActor(LoopActor):
         tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
         if ticket is None:
             return
-        # A store that fails never costs a finished result: `_stored` has reported it.
-        self._gate.hold(lambda _error: ending(ticket))
+        # A store that fails never costs a finished result: `_stored` has reported it, to this caller too.
+        self._unsettled[turn_id] = ticket
+        self._gate.hold(lambda _error: ending(self._unsettled.pop(turn_id, ticket)))
         self._watch_gate()
 
     def _forget(self, turn_id: str) -> None:
         self._tickets.pop(turn_id, None)
         self._requests.pop(turn_id, None)
+        self._close_if_drained()
+
+    def _close_if_drained(self) -> None:
+        """A turn that its caller has begun may end first, also when its Run has not arrived yet: we were told out of turn."""
+        if self._draining and not any(ticket.state is TicketState.BEGUN for ticket in self._tickets.values()):
+            self._draining = False
+            self._advance(e.Close(now_s=self._now_s()))
 
     def _interrupted(self, turn_id: str) -> None:
         self._hold_reading(hold=False)
+        self._asks.end("interrupt", turn_id=turn_id)
         self._advance(e.Interrupted(now_s=self._now_s(), turn_id=turn_id))
 
     def _steer(self, message: m.Steer) -> None:
@@ -465,24 +540,26 @@ class SessionActor(LoopActor):
 
     def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
         """Stamp events and hand them to the turn's caller, to subscribers and to the observers."""
+        now_s = self._now_s()
+        self._core.pulse.heard(incarnation, events, now_s)
         turn_id = turn_id or self._core.view.turn_id
         for event in events:
             if type(event) is ToolCall:
                 self._calls.append(event)
             elif type(event) is TurnInterrupted:
                 self._interrupt_told = turn_id
-        self._hand_out(incarnation, turn_id, events)
+        self._hand_out(incarnation, turn_id, events, now_s)
         if self._core.handlers:
             tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
 
     def _announce(self, told: Announcement | None) -> None:
         """Tell what the session has to say of itself; not to those who asked for bare events."""
         if told is not None:
-            self._hand_out(told.incarnation, told.turn_id, told.events)
+            self._hand_out(told.incarnation, told.turn_id, told.events, self._now_s())
 
-    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
+    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...], now_s: float) -> None:
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
-        ticket = self._tickets.get(turn_id) if turn_id is not None else None
+        ticket = self._tickets.get(turn_id, self._unsettled.get(turn_id)) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None
         if sink is not None or self._ledger is not None or self._core.publish is not None:
             clock = self.dispatcher.clock
@@ -491,7 +568,7 @@ class SessionActor(LoopActor):
                 turn_id=turn_id,
                 incarnation=incarnation,
                 first_sequence=first,
-                at_monotonic_s=clock.monotonic(),
+                at_monotonic_s=now_s,
                 at_wall_s=clock.wall(),
                 events=events,
             )
@@ -528,6 +605,7 @@ class SessionActor(LoopActor):
             self._emit(0, command.turn.turn_id, (TurnInterrupted(),))
 
     def _hold_reading(self, *, hold: bool) -> None:
+        self._core.pulse.holds(self._now_s(), hold=hold)
         if self._conversation is not None:
             tell(self._conversation[1], m.HoldReading(hold=hold))
 
@@ -569,6 +647,7 @@ class SessionActor(LoopActor):
     def _admitted(self, message: m.Admitted) -> None:
         self._conversation = (message.incarnation, message.conversation)
         self._slot_waits = {message.incarnation: message.slot_wait_s}
+        self._core.pulse.needs_slot(self._now_s(), needs=False)
         if self._held_deadline is not None:
             token, self._held_deadline = ("deadline", *self._held_deadline), None
             self.dispatcher.call_later(message.slot_wait_s, self.actor_ref, TimerFired(token=token))
@@ -608,16 +687,19 @@ class SessionActor(LoopActor):
             timeout_s=prepared.request.timeout,
         )
         self._receipt = command.receipt
+        self._stall_watch.begin(self._state.settings.stall)
         if self._ledger is None:
+            prepared.ticket.sent = True
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
-            self._gate.hold(lambda error: self._send(command, attempt, error), needs=self._recorded)
+            self._gate.hold(lambda error: self._send(command, prepared.ticket, attempt, error), needs=self._recorded)
             self._watch_gate()
 
-    def _send(self, command: c.Execute, attempt: Attempt, error: BaseException | None) -> None:
+    def _send(self, command: c.Execute, ticket: TicketCore, attempt: Attempt, error: BaseException | None) -> None:
         """The attempt is on record as sent: let it go. Or it is not, and then nothing of it is."""
         if error is None:
             if command.incarnation not in self._ending:
+                ticket.sent = True
                 self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
             return
         if self._over:
@@ -655,11 +737,12 @@ class SessionActor(LoopActor):
     def _end_conversation(self, command: c.CloseConversation) -> None:
         self._ending[command.incarnation] = command
         if self._conversation is not None and self._conversation[0] == command.incarnation:
-            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason))
+            tell(self._conversation[1], m.EndConversation(kill=command.kill, reason=command.reason, hung=command.hung))
         elif command.incarnation in self._started:
             tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=command.incarnation))
 
     def _turn_ended(self, message: m.TurnEnded) -> None:
+        self._asks.end("withdrawn", turn_id=message.turn_id)
         now_s = self._now_s()
         if message.error is not None:
             self._advance(
@@ -672,6 +755,7 @@ class SessionActor(LoopActor):
                     cumulative=message.cumulative,
                     duration_ms=message.duration_ms,
                     nudgeable=message.nudgeable,
+                    sent=message.sent,
                     keeps_conversation=message.keeps_conversation,
                     killed=message.forced,
                 )
@@ -689,6 +773,7 @@ class SessionActor(LoopActor):
             )
 
     def _down(self, message: m.Down) -> None:
+        self._asks.end("died", incarnation=message.incarnation)
         self._started.discard(message.incarnation)
         self._ending.pop(message.incarnation, None)
         if self._conversation is not None and self._conversation[0] == message.incarnation:
@@ -710,7 +795,8 @@ class SessionActor(LoopActor):
     # --- time
 
     def _wait(self, command: c.Wait) -> None:
-        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {command.delay_s:g} s"),))
+        self._core.pulse.waits(self._state, command, self._now_s())
+        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -733,8 +819,15 @@ class SessionActor(LoopActor):
             return
         self._advance(e.DeadlinePassed(now_s=self._now_s(), turn_id=turn_id, attempt=attempt))
 
+    def _listened(self, message: m.Listened) -> None:
+        silence = self._stall_watch.listened(self._state, message.incarnation)
+        if silence is not None:
+            self._advance(silence)
+
     def _timer(self, token: Any) -> None:
         match token:
+            case ("stall",):
+                self._stall_watch.fired(self._state)
             case ("wait", wait_id):
                 self._waits.pop(wait_id, None)
                 self._advance(e.WaitDone(now_s=self._now_s(), wait_id=wait_id))
@@ -742,6 +835,8 @@ class SessionActor(LoopActor):
                 self._deadline_passed(turn_id, attempt)
             case ("listener", turn_id):
                 self._look_after_listener(turn_id)
+            case ("ask", request_id):
+                self._asks.deadline_passed(request_id)
             case ("store", sequence):
                 self._lose_patience(sequence)
             case _:
@@ -823,7 +918,7 @@ class SessionActor(LoopActor):
         """Report what failed beside the work: it never replaces a result."""
         self._core.degraded = detail
         logger.error("session %s: %s", self._core.session_id, detail)
-        self._emit(0, None, (Lifecycle("degraded", detail),))
+        self._emit(0, next(reversed(self._unsettled), None), (Lifecycle("degraded", detail),))
 
     # --- the end
 
@@ -853,6 +948,7 @@ class SessionActor(LoopActor):
         if not heir:
             self._settle_all(crashed)
         self._rollbacks.fail(crashed)
+        self._asks.give_up(heir=heir)
         self._gate.drain(crashed)
         if self._gate_timer is not None:
             self._gate_timer.cancel()
@@ -860,6 +956,7 @@ class SessionActor(LoopActor):
             timer.cancel()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
+        self._stall_watch.end()
         if error is not None:
             self._log_crash(error)
             for incarnation in self._started:
@@ -867,6 +964,7 @@ class SessionActor(LoopActor):
             if heir:
                 tell(self._supervisor, m.SessionCrashed(session_id=self._core.session_id, core=self._core, left=left))
             else:
+                self._core.pulse.ends()
                 self._core.view = attrs.evolve(self._core.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
                 self._announce(CRASHED)
                 tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))

@@ -20,10 +20,10 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.dispatcher import Dispatcher, LoopDispatcher, TimerFired
-from greenroom.actors.runtime import LoopActor, tell
+from greenroom.actors.runtime import LoopActor, Message, tell
 from greenroom.clock import SystemClock
 from greenroom.errors import GreenroomError, JournalError, StoreFailedError, StoreUnavailableError
-from greenroom.journal import Journal, Record, Recovery
+from greenroom.journal import Journal, Record, Recovery, Retention
 from greenroom.journal.codec import Codec
 from greenroom.journal.records import AgentEvents, Input, TicketEnded
 from greenroom.model import StoreFault
@@ -37,8 +37,6 @@ OWED_RECORDS = 20_000
 HEAL_EVERY_S = 1.0
 TRIM_EVERY_S = 60.0
 TRIM_PAUSE_S = 0.05
-HISTORY_MAX_AGE_S = 30 * 86_400.0
-HISTORY_MAX_BYTES = 1 << 30
 CONSULT_PATIENCE_S = 10.0
 CLOSE_PATIENCE_S = 5.0
 MAX_RESTARTS = 3
@@ -66,8 +64,16 @@ class JournalActor(LoopActor):
 
     dispatcher: Dispatcher
 
-    def __init__(self, dispatcher: Dispatcher, *, journal: Journal, books: Books | None = None) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        journal: Journal,
+        books: Books | None = None,
+        retention: Retention = Retention(),  # noqa: B008 - frozen
+    ) -> None:
         super().__init__(dispatcher)
+        self._retention = retention
         self._journal = journal
         self._recovery = Recovery(journal)
         self._books = books or Books()
@@ -82,7 +88,7 @@ class JournalActor(LoopActor):
         """Begin anew whatever a crash left half done, and see to old history from time to time."""
         if self._journal.in_transaction:
             self._journal.rollback()
-        self._later(TRIM_EVERY_S, TRIM)
+        self._later(TRIM_PAUSE_S, TRIM)
 
     def handle(self, message: Any) -> None:
         """Take what is to be written; write when nothing else waits, or enough does."""
@@ -90,7 +96,7 @@ class JournalActor(LoopActor):
             case m.Record():
                 self._take(message)
             case m.Consult():
-                self._flush()
+                self._flush(anyway=True)
                 self._consult(message)
             case m.CloseJournal():
                 self._flush()
@@ -229,7 +235,8 @@ class JournalActor(LoopActor):
 
     def _consult(self, message: m.Consult) -> None:
         try:
-            if not self._journal.healthy:
+            # While something is owed the journal is not what was told: then nobody but `_flush` may make it well.
+            if not self._journal.healthy and not self._books.owed:
                 self._heal()
             message.reply_to.settle(getattr(self._recovery, message.question)(*message.names))
         except GreenroomError as error:
@@ -237,9 +244,10 @@ class JournalActor(LoopActor):
 
     def _trim(self) -> None:
         more = False
-        if self._inbox.empty() and not self._group and self._journal.healthy:
+        self._flush()
+        if self._journal.healthy and not self._journal.in_transaction:
             try:
-                more = self._journal.trim(max_age_s=HISTORY_MAX_AGE_S, max_bytes=HISTORY_MAX_BYTES).more
+                more = self._journal.trim(self._retention).more
             except StoreFailedError as error:
                 logger.error("%s", error)  # noqa: TRY400
         self._later(TRIM_PAUSE_S if more else TRIM_EVERY_S, TRIM)
@@ -258,13 +266,23 @@ class JournalActor(LoopActor):
         self.finish()
 
     def on_down(self, error: BaseException | None) -> None:
-        """Answer whoever waits for what was in hand."""
+        """Answer whoever waits for what was in hand, or behind it: that is owed now, so that no fact is missing among the others."""
         failure = StoreFailedError(StoreFault.OTHER, f"its actor crashed: {error!r}", path=str(self._journal.path))
         group, self._group = self._group, []
+        if error is not None:
+            group += self._unheard()
         for message in group:
             self._books.owed.extend(record for record in message.records if not isinstance(record, AgentEvents))
             if message.session is not None:
                 tell(message.session, m.Stored(sequence=message.sequence, error=failure))
+
+    def _unheard(self) -> list[m.Record]:
+        """Take what is to be written out of the inbox; the rest answers for itself."""
+        waiting = [envelope.message for envelope in self._inbox.drain()]
+        for message in waiting:
+            if not isinstance(message, m.Record) and isinstance(message, Message):
+                message.refuse()
+        return [message for message in waiting if isinstance(message, m.Record)]
 
 
 def plainer(record: Record, codec: Codec) -> Record | None:
@@ -299,16 +317,23 @@ def _writable(value: Any, codec: Codec) -> bool:
 class Keeper:
     """What a room has of its journal: the actor on its thread, started again when it crashes. Any thread."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        retention: Retention = Retention(),  # noqa: B008 - frozen
+        *,
+        loop: LoopDispatcher | None = None,
+    ) -> None:
         self.journal = journal
-        self._loop = LoopDispatcher(name="greenroom-journal", starter=False)
+        self._retention = retention
+        self._loop = loop or LoopDispatcher(name="greenroom-journal", starter=False)
         self._books = Books()
         self._lock = threading.Lock()
         self._crashes: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
         self._ref: Ref = self._start()
 
     def _start(self) -> Ref:
-        return JournalActor.start(self._loop, journal=self.journal, books=self._books)
+        return JournalActor.start(self._loop, journal=self.journal, books=self._books, retention=self._retention)
 
     def ref(self) -> Ref:
         """The actor: another one if the last one crashed, unless that happens too often."""
@@ -363,8 +388,8 @@ _HINTS = {
 
 
 def unavailable(what: str, error: BaseException) -> GreenroomError:
-    """Return the refusal of something that had to be recorded first; a value that cannot be recorded at all is refused as that."""
-    if isinstance(error, JournalError):
+    """Return the refusal of something that had to be recorded first; what is no failure of the store is refused as what it is."""
+    if isinstance(error, GreenroomError) and not isinstance(error, StoreFailedError):
         return error
     kind = error.kind if isinstance(error, StoreFailedError) else StoreFault.OTHER
     hint = _HINTS.get(kind, "see to the disk under the state directory") + "; then try again"

@@ -27,7 +27,7 @@ from greenroom.actors.link import EndLink, GuestActor, LinkActor
 from greenroom.actors.links import Link, Links
 from greenroom.actors.process_owner import launch_job
 from greenroom.actors.runtime import ActorDown, LoopActor, tell
-from greenroom.actors.undertaker import ProveDead, ProvenDead, UndertakerActor
+from greenroom.actors.undertaker import ProveDead, ProvenDead, TellSids, UndertakerActor
 from greenroom.actors.worker import WorkerConversationActor
 from greenroom.errors import GreenroomError
 from greenroom.transports.base import Executor, Process, SharedTransport, StreamTransport
@@ -37,6 +37,7 @@ from greenroom.transports.marks import make_mark
 logger = logging.getLogger("greenroom.supervisor")
 
 DEADLINE = "deadline"
+GRACE = "grace"
 LINGER_S = 2.0
 """How long a shared process without conversations stays: a session that renews its conversation finds it again."""
 MAX_CRASHES = 3
@@ -71,9 +72,10 @@ class _Start:
 
 @attrs.define(kw_only=True)
 class _Closing:
-    """The end of the room."""
+    """The end of the room. `draining`: turns that run may end yet."""
 
     reply_to: Cell[tuple[str, ...]]
+    draining: bool
     killed: set[str] = attrs.field(factory=set)
 
 
@@ -92,9 +94,11 @@ class SupervisorActor(LoopActor):
         max_live: int | None,
         births: Births | None = None,
         journal: Callable[[], Ref] | None = None,
+        tell_sids: TellSids | None = None,
     ) -> None:
         super().__init__(dispatcher)
         self._births = births
+        self._tell_sids = tell_sids
         self._journal = journal
         self._crashes: dict[str, collections.deque[float]] = {}
         self._executor = executor
@@ -112,7 +116,7 @@ class SupervisorActor(LoopActor):
 
     def on_start(self) -> None:
         """Have an undertaker."""
-        self._undertaker = UndertakerActor.start(self.dispatcher)
+        self._undertaker = UndertakerActor.start(self.dispatcher, tell_sids=self._tell_sids)
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912 - one line a case
         """Keep the books, and grant what has become possible."""
@@ -134,7 +138,7 @@ class SupervisorActor(LoopActor):
             case m.LinkGone():
                 self._link_gone(message)
             case ProvenDead():
-                self._proven(message.token)
+                self._proven(message.token, proven=message.proven)
             case m.ReapProcess():
                 self._tell_undertaker(message)
             case m.TurnOver():
@@ -149,6 +153,8 @@ class SupervisorActor(LoopActor):
                 self._close_room(message)
             case TimerFired(token=("idle", link_id, moves)):
                 self._end_idle_link(link_id, moves)
+            case TimerFired(token="grace"):
+                self._end_grace()
             case TimerFired():
                 self._kill_all()
             case ActorDown():
@@ -165,7 +171,7 @@ class SupervisorActor(LoopActor):
         else:
             self._sessions[message.session_id] = _Session(ref=message.session)
         if self._closing is not None:
-            tell(message.session, m.CloseSession())
+            self._end_session(message.session)
 
     def _asked(self, message: m.StartConversation) -> None:
         incarnation = message.launch.incarnation
@@ -257,7 +263,7 @@ class SupervisorActor(LoopActor):
         prepare = functools.partial(transport.launch_link, start.launch.spec, mark)
         job = launch_job(prepare, transport.executor or self._executor, self.actor_ref, self._born(link_id, 1, mark))
         ref = LinkActor.start(start.dispatcher, link_id=link_id, mark=mark, supervisor=self.actor_ref, job=job, prepare=transport.prepare)
-        link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=getattr(transport, "max_conversations", 32))
+        link = Link(link_id=link_id, key=asked.link_key, ref=ref, max_guests=transport.max_conversations)
         self._links.add(link)
         self._starting.add(link_id)
         self._goes_first(asked.first_key, link_id)
@@ -306,28 +312,28 @@ class SupervisorActor(LoopActor):
 
     def _prove(self, token: Hashable, mark: str | None) -> None:
         if mark is None:
-            self._proven(token)
+            self._proven(token, proven=True)
         else:
             self._tell_undertaker(ProveDead(token=token, mark=mark, asker=self.actor_ref))
 
     def _tell_undertaker(self, message: ProveDead | m.ReapProcess) -> None:
         if self._undertaker is None or not self._undertaker.is_alive():
-            self._undertaker = UndertakerActor.start(self.dispatcher)
+            self._undertaker = UndertakerActor.start(self.dispatcher, tell_sids=self._tell_sids)
         tell(self._undertaker, message)
 
-    def _proven(self, token: Any) -> None:
+    def _proven(self, token: Any, *, proven: bool) -> None:
         if isinstance(token, str):
             self._links.remove(token)
-            self._buried(token, 1)
+            self._buried(token, 1, proven=proven)
         else:
             self._conversation_proven(*token)
-            self._buried(*token)
+            self._buried(*token, proven=proven)
         self._finish_room()
         self._grant()
 
-    def _buried(self, owner_id: str, incarnation: int) -> None:
+    def _buried(self, owner_id: str, incarnation: int, *, proven: bool) -> None:
         if self._births is not None:
-            self._births.strike(make_mark(host_id(), self._room_id, owner_id, incarnation))
+            self._births.strike(make_mark(host_id(), self._room_id, owner_id, incarnation), proven=proven)
 
     def _conversation_proven(self, session_id: str, incarnation: int) -> None:
         self._alone.discard((session_id, incarnation))
@@ -350,7 +356,7 @@ class SupervisorActor(LoopActor):
         reply: Cell[Any] = Cell()
         ref = self.actor_ref
         reply.when_settled(lambda: _recall(ref, message, reply))
-        tell(journal(), m.Consult(question="inputs", names=(message.session_id,), reply_to=reply))
+        tell(journal(), m.Consult(question="history", names=(message.session_id,), reply_to=reply))
 
     def _crashed_too_often(self, session_id: str) -> bool:
         crashes = self._crashes.setdefault(session_id, collections.deque(maxlen=MAX_CRASHES))
@@ -360,13 +366,13 @@ class SupervisorActor(LoopActor):
         return often
 
     def _recalled(self, message: m.Recalled) -> None:
-        core = message.core
-        if not message.inputs:
+        core, history = message.core, message.history
+        if history is None or (history.state is None and not history.inputs):
             logger.error("session %s cannot go on after its crash: %s", message.session_id, message.error or "nothing of it is on record")
             self._give_up(message)
             return
         settings = core.past.settings if core.past is not None else core.settings
-        core.heritage = heritage(settings, message.inputs, message.left)
+        core.heritage = heritage(history.origin(settings), history.inputs, message.left)
         core.ref = core.start()
 
     def _give_up(self, message: m.SessionCrashed | m.Recalled) -> None:
@@ -397,12 +403,26 @@ class SupervisorActor(LoopActor):
     def _close_room(self, message: m.CloseRoom) -> None:
         if self._closing is not None:
             self._closing.reply_to.when_settled(_copy(self._closing.reply_to, message.reply_to))
+            self._closing.draining = self._closing.draining and message.grace_s > 0
         else:
-            self._closing = _Closing(reply_to=message.reply_to)
+            self._closing = _Closing(reply_to=message.reply_to, draining=message.grace_s > 0)
         for session in self._sessions.values():
-            tell(session.ref, m.CloseSession())
+            self._end_session(session.ref)
+        if self._closing.draining:
+            self.dispatcher.call_later(message.grace_s, self.actor_ref, TimerFired(token=GRACE))
         self.dispatcher.call_later(message.deadline_s, self.actor_ref, TimerFired(token=DEADLINE))
         self._finish_room()
+
+    def _end_session(self, session: Ref) -> None:
+        draining = self._closing is not None and self._closing.draining
+        tell(session, m.DrainSession() if draining else m.CloseSession())
+
+    def _end_grace(self) -> None:
+        """Turns that still run have had their time."""
+        if self._closing is not None:
+            self._closing.draining = False
+        for session in self._sessions.values():
+            self._end_session(session.ref)
 
     def _kill_all(self) -> None:
         """Time is up: whatever still runs is killed."""
@@ -448,7 +468,7 @@ def _recall(supervisor: Ref, crashed: m.SessionCrashed, reply: Cell[Any]) -> Non
         session_id=crashed.session_id,
         core=crashed.core,
         left=crashed.left,
-        inputs=None if failed else outcome,
+        history=None if failed else outcome,
         error=outcome if failed else None,
     )
     tell(supervisor, recalled)

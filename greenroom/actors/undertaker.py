@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -27,6 +28,7 @@ TERM_ROUNDS = 2
 REAP_ROUNDS = 100
 
 Ref = pykka.ActorRef[Any]
+TellSids = Callable[[Mapping[int, int]], None]
 
 
 @attrs.frozen(kw_only=True)
@@ -39,14 +41,15 @@ class ProveDead(Message):
 
     def refuse(self) -> None:
         """There is nobody to prove it; nobody may wait for it either."""
-        tell(self.asker, ProvenDead(token=self.token))
+        tell(self.asker, ProvenDead(token=self.token, proven=False))
 
 
 @attrs.frozen(kw_only=True)
 class ProvenDead(Message):
-    """Nothing that carries the mark lives any more, or it could not be ended and was reported."""
+    """Nothing that carries the mark lives any more, or (`proven` False) it could not be ended and was reported."""
 
     token: Any
+    proven: bool
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -63,6 +66,7 @@ class _Swept(Message):
     remaining: tuple[int, ...]
     done: bool
     round_: int
+    sids: Mapping[int, int]
 
 
 @attrs.frozen(kw_only=True)
@@ -77,8 +81,9 @@ class UndertakerActor(LoopActor):
 
     dispatcher: Dispatcher
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, *, tell_sids: TellSids | None = None) -> None:
         super().__init__(dispatcher)
+        self._tell_sids = tell_sids
         self._asked: list[ProveDead] = []
         self._scanning = False
 
@@ -115,8 +120,9 @@ class UndertakerActor(LoopActor):
             except Exception:
                 # No descriptor left, no memory: not clean, looked at again. Without an answer nothing would ever close.
                 logger.exception("a scan for what was left failed")
-                return _Swept(batch=batch, remaining=batch.sweep.unended, done=False, round_=round_)
-            return _Swept(batch=batch, remaining=batch.sweep.unended, done=batch.sweep.done, round_=round_)
+                return _Swept(batch=batch, remaining=batch.sweep.unended, done=False, round_=round_, sids={})
+            found = dict(batch.sweep.sids)
+            return _Swept(batch=batch, remaining=batch.sweep.unended, done=batch.sweep.done, round_=round_, sids=found)
 
         self.dispatcher.offload(job, self.actor_ref)
 
@@ -124,13 +130,17 @@ class UndertakerActor(LoopActor):
         if message.round_ == 0:
             self._scanning = False
             self._begin()
+        if self._tell_sids is not None and message.remaining and message.sids:
+            # What cleared its environment is known by its session alone, once its marked parent is dead: should we die now, the guard
+            # has to know it.
+            self._tell_sids(message.sids)
         if not message.done and message.round_ < SWEEP_ROUNDS:
             self._later(message)
             return
         if message.remaining:
             logger.error("processes that could not be ended: %s", ", ".join(map(str, message.remaining)))
         for asked in message.batch.asked:
-            tell(asked.asker, ProvenDead(token=asked.token))
+            tell(asked.asker, ProvenDead(token=asked.token, proven=message.done))
 
     def _later(self, message: _Swept | _Reaped) -> None:
         self.dispatcher.call_later(SWEEP_PAUSE_S, self.actor_ref, TimerFired(token=message))

@@ -125,7 +125,7 @@ class WorkerConversationActor(LoopActor):
         self._worker.submit(job)
         self.dispatcher.call_later(OPEN_TIMEOUT_S, self.actor_ref, TimerFired(token=("open", "")))
 
-    def handle(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:  # noqa: C901 - one line a case
         """Pass each message on to the worker, or from it to the session."""
         match message:
             case WorkerOpened():
@@ -142,8 +142,10 @@ class WorkerConversationActor(LoopActor):
                 self._interrupt(message.turn_id)
             case m.HoldReading():
                 (self._gate.clear if message.hold and not self._interrupted else self._gate.set)()
+            case m.Listen():
+                self._tell(m.Listened(incarnation=self._spec.incarnation))
             case m.EndConversation():
-                self._end("closed")
+                self._give_up(message.reason) if message.hung and self._attempt is not None else self._end("closed")
             case TimerFired():
                 self._timer(message.token)
             case _:
@@ -318,6 +320,13 @@ class WorkerConversationActor(LoopActor):
         if self._attempt is not None:
             self._end_attempt(result=TurnResult(interrupted=True), error=None)
         self._report_down(TransportDiedError(reason=reason), expected=True, sent=False)
+        self.finish()
+
+    def _give_up(self, reason: str) -> None:
+        """The attempt is taken up by the next conversation; its thread, if `close` does not free it, is left behind."""
+        self._gate.set()
+        self._attempt = None
+        self._report_down(TransportDiedError(reason=reason), expected=True, sent=True)
         self.finish()
 
     def _report_down(self, error: TransportDiedError, *, expected: bool, sent: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
 import math
 import os
@@ -34,6 +35,7 @@ from greenroom.cli.taskfile import read_source
 from greenroom.cli.tasks import PERMISSIONS, PROVIDERS, Given
 from greenroom.cli.view import totals
 from greenroom.errors import GreenroomError, TaskFileError
+from greenroom.places import default_state_dir
 
 _FAILED = 1
 _BAD_INPUT = 2
@@ -81,12 +83,15 @@ Keys of a task:
   approvals            "deny" what the agent asks leave for, or "fail-turn"
   schema               a JSON schema for the answer: a table, or the path of a file
   provider             "claude" (unless said otherwise) or "codex"
+  attachments          an array of paths: images and texts for the model
+  interaction_mode     "plan": say what would be done, and leave everything as it is
 
 Paths are relative to the task file. A task wins over [defaults], and [defaults] over the options below.
 
 \b
-Ctrl-C stops in order: running turns are interrupted and their results kept. Ctrl-C again forces it.
-Exit status: 0 all tasks are done, 1 some are not, 2 bad input (nothing was started), 130 stopped.
+Ctrl-C and SIGTERM stop in order: no further task begins, running turns have --grace seconds to end, are then interrupted, and
+their results are kept. A second one forces it.
+Exit status: 0 all tasks are done, 1 some are not, 2 bad input (nothing was started), 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 
@@ -144,12 +149,18 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
     tasks: Annotated[str, typer.Argument(metavar="TASKS", help="A .toml or .jsonl file, or - for standard input.")],
     out: Annotated[Path | None, typer.Option(help="Append results to this JSON Lines file; run again to do only what is not done.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Journal the run here; after a crash, run again to go on.")] = None,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="The same in the user's state directory, in a place of this task file's own.")
+    ] = False,
     unknown: Annotated[
-        Unknown, typer.Option(help="With --state-dir: tasks that a run which died had sent, without seeing their end.")
+        Unknown, typer.Option(help="With --state-dir or --durable: tasks that a run which died had sent, without seeing their end.")
     ] = Unknown.CONTINUE,
     parallel: Annotated[int, typer.Option(min=1, help="How many turns run at once.")] = 8,
     max_starting: Annotated[int, typer.Option(min=1, help="How many processes may be starting at once.")] = 8,
     max_cost_usd: Annotated[float | None, typer.Option(help="Begin no further task once this much is spent.")] = None,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running turns have to end by themselves after Ctrl-C or SIGTERM.")
+    ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, in which order; start nothing.")] = False,
     permissions: Annotated[str | None, typer.Option(help=f"For tasks that do not say: {' or '.join(PERMISSIONS)}.")] = None,
     model: Annotated[str | None, typer.Option(help="For tasks that do not say.")] = None,
@@ -162,6 +173,8 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         given = Given(permissions=permissions, model=model, provider=provider, timeout=timeout)
         binary, codex = _path_of(claude_binary), _path_of(codex_binary)
         _check_options(given, max_cost_usd, {"--claude-binary": binary, "--codex-binary": codex})
+        if durable:
+            state_dir = _place_for(tasks, state_dir)
         source = read_source(tasks)
         plan = make_plan(source.name, build_tasks(source, given))
         if dry_run:
@@ -175,8 +188,9 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         _refuse([error])
     run = _Run(
         plan=plan,
-        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, unknown=unknown if state_dir is not None else None),
+        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, unknown=unknown if state_dir is not None else None, grace_s=grace),
         state_dir=state_dir,
+        durable=durable,
         log=log,
         done=done,
         max_starting=max_starting,
@@ -192,6 +206,17 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         if log is not None:
             log.close()
     raise typer.Exit(status)
+
+
+def _place_for(tasks: str, state_dir: Path | None) -> Path:
+    """Return where the runs of a task file are journalled when the user does not say: each file has its own, so that two can run."""
+    if state_dir is not None:
+        raise TaskFileError("command line", "--durable and --state-dir exclude one another", key="--durable")
+    if tasks == "-":
+        hint = "give --state-dir, or a file"
+        raise TaskFileError("command line", "tasks from standard input have no place of their own", key="--durable", hint=hint)
+    path = Path(tasks).absolute()
+    return default_state_dir(f"run-{path.stem}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}")
 
 
 def _path_of(binary: str | None) -> Path | None:
@@ -223,6 +248,7 @@ class _Run:
     log: ResultLog | None
     done: Mapping[str, Any]
     state_dir: Path | None
+    durable: bool
     max_starting: int
     claude_binary: Path | None
     codex_binary: Path | None
@@ -261,9 +287,11 @@ async def _go(run: _Run) -> int:
         finally:
             await offload(Lane.ROOM, room.close, FORCED_DEADLINE_S if stop.by_force.is_set() else _SHUTDOWN_S)
     _print_summary(board, records, runner, len(run.done))
-    if run.log is None and run.state_dir is None:
+    if run.log is None and run.state_dir is None and Outcome.DONE in runner.outcomes.values():
         _hint("the answers were not kept; with --out FILE they are, and a second run does only the rest")
-    status = exit_status(runner.outcomes.values(), interrupted=stop.asked)
+    if run.durable:
+        _hint(f"the run is journalled in {run.state_dir}; remove that to have all tasks run anew")
+    status = exit_status(runner.outcomes.values(), stopped=stop.status if stop.asked else None)
     return status or (1 if runner.trouble else 0)
 
 
@@ -278,11 +306,15 @@ def _print_plan(plan: Plan, done: Mapping[str, Any]) -> None:
             notes += [f"after {', '.join(task.after)}"] if task.after else []
             notes += ["done in an earlier run"] if task.id in done else []
             settings = task.settings
-            print(
-                one_line(f"{task.id}  {settings.provider}, {settings.permissions}, {settings.cwd}" + "".join(f"; {note}" for note in notes))
-            )
+            told = "; ".join([f"{task.id}: {settings.provider}, {settings.permissions}, {settings.cwd}", *notes])
+            print(f"  {one_line(told)}")
     sessions = {task.session_key for task in plan.tasks}
-    print(f"{len(plan.tasks)} tasks, {len(sessions)} sessions, {len(done)} done in an earlier run; nothing was started")
+    counts = f"{_counted(len(plan.tasks), 'task')}, {_counted(len(sessions), 'session')}"
+    print(f"{counts}, {len(done)} done in an earlier run; nothing was started")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _print_summary(board: Board, records: Mapping[str, TaskRecord], runner: Runner, earlier: int) -> None:
@@ -350,7 +382,7 @@ def _demo(
 
     Runs sessions in parallel over scripted CLIs, which are real processes.
     One turn is steered, one interrupted, one retries an overload, and one process is killed and comes back.
-    Exit status: 0, or 1 if something did not happen as it should.
+    Exit status: 0, or 1 if something did not happen as it should; 130 after Ctrl-C, 143 after SIGTERM.
     """
     engine = context.obj or Engine()
     raise typer.Exit(demo_command.run_demo(engine, sessions=sessions, seconds_cap=seconds_cap, plain=plain))

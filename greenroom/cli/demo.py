@@ -30,12 +30,12 @@ from greenroom.cli.stopping import StopRequest, signals_to
 from greenroom.cli.tasks import AgentSettings, Task
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent, SessionEvent, SteerConsumed, ToolCall
+from greenroom.liveness import Liveness
 
 STEERED, INTERRUPTED, OVERLOADED, KILLED = "steered", "interrupted", "overloaded", "killed"
 _STEER = "Use the cache instead."
 _RETRY_DELAYS_S = (2.0, 2.0)
 _GONE_WITHIN_S = 2.0
-_INTERRUPTED_STATUS = 130
 
 # What the four play. The tool call is the cue: something happens to the session while it waits for the tool.
 _SPECIAL = {
@@ -52,11 +52,11 @@ _ORDINARY = (
 
 
 def run_demo(engine: Engine, *, sessions: int, seconds_cap: float, plain: bool) -> int:
-    """Play it and return the exit status: 0, 1 if something did not happen as it should, 130 if the user stopped it."""
+    """Play it and return the exit status: 0, 1 if something did not happen as it should, 130 or 143 if it was stopped."""
     with tempfile.TemporaryDirectory(prefix="greenroom-demo-", ignore_cleanup_errors=True) as folder:
         stage = Stage(Path(folder).resolve(), sessions)
         status = asyncio.run(play(stage, engine, Screen(), seconds_cap=seconds_cap, plain=plain))
-        if status == _INTERRUPTED_STATUS:
+        if status != 0:
             print("stopped")
             return status
         verdicts = stage.verdicts()
@@ -173,6 +173,10 @@ class Stagehand:
         """Pass it on."""
         self._reporter.began(key)
 
+    def opened(self, key: str, liveness: Callable[[], Liveness]) -> None:
+        """Pass it on."""
+        self._reporter.opened(key, liveness)
+
     def event(self, key: str, event: AgentEvent | SessionEvent) -> None:
         """Pass it on, and act on the cue."""
         self._reporter.event(key, event)
@@ -210,7 +214,7 @@ class Stagehand:
 
 
 async def play(stage: Stage, engine: Engine, console: Screen, *, seconds_cap: float, plain: bool) -> int:
-    """Run the play and end everything. Returns 130 if the user stopped it, else 0; `stage.verdicts()` says how it went."""
+    """Run the play and end everything. Returns 0, or more than 128 if it was told to stop; `stage.verdicts()` says how it went."""
     board = Board(((task.id, task.session_name) for task in stage.tasks), title=f"greenroom demo: {len(stage.tasks)} sessions")
     reporter, offload, stop = Reporter(board, console, plain=plain), Threads(), StopRequest()
     started_s = time.monotonic()
@@ -231,7 +235,7 @@ async def play(stage: Stage, engine: Engine, console: Screen, *, seconds_cap: fl
             await offload(Lane.ROOM, room.close, _GONE_WITHIN_S)
             offload.close()
     stage.took_s = time.monotonic() - started_s
-    return _INTERRUPTED_STATUS if stop.asked and not stage.timed_out else 0
+    return stop.status if stop.asked and not stage.timed_out else 0
 
 
 def _cap(stage: Stage, stop: StopRequest, seconds_cap: float) -> list[asyncio.TimerHandle]:

@@ -15,6 +15,7 @@ import attrs
 
 from greenroom.cli.tasks import AgentSettings
 from greenroom.events import AgentEvent, SessionEvent
+from greenroom.liveness import Liveness
 from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, ProviderUsage, Turn, TurnRequest
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
@@ -50,6 +51,11 @@ class SessionPort(Protocol):
     @property
     def conversation_id(self) -> str | None:
         """Where the next turn continues."""
+        ...
+
+    @property
+    def liveness(self) -> Liveness:
+        """What it is at, or what it waits for."""
         ...
 
     @property

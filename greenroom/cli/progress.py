@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ from greenroom.events import (
     Lifecycle,
     Reasoning,
     SessionEvent,
+    Stalled,
     SteerConsumed,
     SteerRejected,
     ToolCall,
@@ -28,6 +29,7 @@ from greenroom.events import (
     TransportRestarted,
     UsageReport,
 )
+from greenroom.liveness import Liveness
 from greenroom.model import ProviderUsage, TokenUsage
 from greenroom.policy.commands import WaitReason
 
@@ -57,7 +59,10 @@ _TOOL_KEYS = ("command", "file_path", "path", "pattern", "url", "description")
 
 @attrs.define(kw_only=True)
 class Row:
-    """One task on the board. Times are monotonic seconds; `now` is what it does, on one harmless line."""
+    """One task on the board. Times are monotonic seconds; `now` is what it does, on one harmless line.
+
+    `liveness` tells, at any moment, what its session is at; None before it has one.
+    """
 
     key: str
     session: str = ""
@@ -70,6 +75,7 @@ class Row:
     cost_usd: float = 0.0
     started_s: float | None = None
     ended_s: float | None = None
+    liveness: Callable[[], Liveness] | None = None
 
     def seconds(self, now_s: float) -> float | None:
         """Return how long it has been running, or ran; None before it began."""
@@ -109,6 +115,10 @@ class Board:
         row.state, row.started_s, row.turns, row.now = State.STARTING, now_s, row.turns + 1, ""
         return Change(key, "started")
 
+    def opened(self, key: str, liveness: Callable[[], Liveness]) -> None:
+        """The task has its session; `liveness` reads what that is at."""
+        self.rows[key].liveness = liveness
+
     def event(self, key: str, event: AgentEvent | SessionEvent) -> Change | None:
         """Take one event of the task's turn."""
         row = self.rows[key]
@@ -117,7 +127,7 @@ class Board:
     def ended(self, record: TaskRecord, now_s: float) -> Change | None:
         """Take a task's outcome."""
         row = self.rows[record.id]
-        row.state, row.ended_s = _ENDED[record.outcome], now_s
+        row.state, row.ended_s, row.liveness = _ENDED[record.outcome], now_s, None
         row.retries, row.restarts = max(row.retries, record.retries), max(row.restarts, record.restarts)
         if record.usage is not None:
             row.tokens = _count(TokenUsage(**record.usage["tokens"]))
@@ -167,6 +177,8 @@ def _change(row: Row, event: AgentEvent) -> Change | None:
         case TransportRestarted(incarnation):
             row.restarts += 1
             return _turns_to(row, State.RUNNING, f"restarted (process {incarnation})")
+        case Stalled(reason, quiet_s):
+            return _turns_to(row, row.state, f"silent for {quiet_s:g} s ({reason})")
         case Lifecycle(kind, detail):
             return _lifecycle(row, one_line(f"{kind} {detail}"), waits=is_retry_wait(event))
         case SteerConsumed(text):

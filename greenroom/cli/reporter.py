@@ -22,6 +22,7 @@ from greenroom.cli.results import TaskRecord
 from greenroom.cli.safe_text import one_line
 from greenroom.cli.view import render
 from greenroom.events import AgentEvent, SessionEvent
+from greenroom.liveness import Liveness
 
 _REFRESH_S = 0.125
 _UNSHOWABLE = (OSError, ValueError)  # gone, closed, or an encoding that lacks the character
@@ -51,6 +52,10 @@ class Reporter:
     def began(self, key: str) -> None:
         """A task was taken up."""
         self._say(self.board.began(key, time.monotonic()))
+
+    def opened(self, key: str, liveness: Callable[[], Liveness]) -> None:
+        """A task has its session."""
+        self.board.opened(key, liveness)
 
     def event(self, key: str, event: AgentEvent | SessionEvent) -> None:
         """A task's turn told something."""

@@ -267,8 +267,8 @@ def done_before(tasks: Iterable[Task], records: Mapping[str, Mapping[str, Any]])
     }
 
 
-def exit_status(outcomes: Iterable[Outcome], *, interrupted: bool) -> int:
-    """Return the exit status of a run: 0 all well, 1 something is not, 130 the user stopped it."""
+def exit_status(outcomes: Iterable[Outcome], *, stopped: int | None) -> int:
+    """Return the exit status of a run: 0 all well, 1 something is not, `stopped` where it was told to stop."""
     if all(outcome is Outcome.DONE for outcome in outcomes):
         return 0
-    return 130 if interrupted else 1
+    return 1 if stopped is None else stopped

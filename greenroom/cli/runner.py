@@ -19,12 +19,13 @@ from greenroom.cli.engine import AgentPort, RoomPort, SessionPort
 from greenroom.cli.offload import Lane, Offload
 from greenroom.cli.plan import Plan
 from greenroom.cli.progress import bare_event, is_retry_wait
+from greenroom.cli.requests import request_of
 from greenroom.cli.results import Outcome, Tally, TaskRecord, record_of_error, record_of_turn, record_without_turn
 from greenroom.cli.stopping import StopRequest
 from greenroom.cli.tasks import AgentSettings, Task
 from greenroom.errors import CliCheckError, CliNotFoundError, GreenroomError, SessionCrashedError, SessionStateError
 from greenroom.events import AgentEvent, SessionEvent, TransportRestarted
-from greenroom.model import OutputSchema, TurnRequest
+from greenroom.liveness import Liveness
 
 FORCED_DEADLINE_S = 1.0
 _AFTER_FORCE_S = 2.0  # what settling may still take once the room says that it is closed
@@ -36,6 +37,9 @@ class Progress(Protocol):
 
     def began(self, key: str) -> None:
         """A task was taken up."""
+
+    def opened(self, key: str, liveness: Callable[[], Liveness]) -> None:
+        """It has its session; `liveness` reads, at any moment, what that is at."""
 
     def event(self, key: str, event: AgentEvent | SessionEvent) -> None:
         """Its turn told something."""
@@ -66,12 +70,14 @@ class Unknown(enum.Enum):
 class Limits:
     """What bounds a run. `max_cost_usd` stops the admission of tasks, and lets those that run end.
 
-    `unknown`: the run is journalled, and this is what becomes of tasks with an unknown outcome; None: it is not.
+    `unknown`: the run is journalled, and this is what becomes of tasks with an unknown outcome; None: it is not. `grace_s`: how long
+    running turns may go on once the run is told to stop.
     """
 
     parallel: int = 8
     max_cost_usd: float | None = None
     unknown: Unknown | None = None
+    grace_s: float = 0.0
 
 
 class UnknownOutcomeError(GreenroomError):
@@ -123,6 +129,7 @@ class Runner:
         self._outcomes: dict[str, Outcome] = dict.fromkeys(self._done, Outcome.DONE)
         self._records: dict[str, TaskRecord] = {}
         self._halted: str | None = None
+        self._grace: asyncio.TimerHandle | None = None
         self._running: dict[asyncio.Future[TaskRecord], Task] = {}
         self._held: dict[tuple[str, str], _Held] = {}
         self._conversations = self._known_conversations()
@@ -147,6 +154,8 @@ class Runner:
         finally:
             for waiter in signals:
                 waiter.cancel()
+            if self._grace is not None:
+                self._grace.cancel()
         for task in self._plan.tasks:
             if task.id not in self._outcomes:
                 await self._finish(record_without_turn(task, Outcome.NOT_STARTED, self._halted or _STOPPED))
@@ -218,6 +227,7 @@ class Runner:
 
     async def _turn(self, task: Task, started_s: float) -> TaskRecord:
         held = await self._open(task)
+        self._progress.opened(task.id, lambda: held.session.liveness)
         if self._stop.asked:
             return record_without_turn(task, Outcome.NOT_STARTED, _STOPPED)
         ticket = await self._offload(Lane.OPEN, self._prepare, task, held.session)
@@ -237,7 +247,7 @@ class Runner:
 
     def _prepare(self, task: Task, session: SessionPort) -> Any:
         """Name the task's turn. In a journalled run it is the one that an earlier run named, unless that one ended badly. Blocks."""
-        request = _request(task)
+        request = request_of(task)
         if self._limits.unknown is None:
             return session.prepare_turn(request)
         for number in itertools.count(1):
@@ -380,6 +390,13 @@ class Runner:
 
     async def _stop_in_order(self) -> None:
         self._halted = _STOPPED
+        if self._limits.grace_s > 0:
+            self._progress.note(f"running turns have {self._limits.grace_s:g} s to end; Ctrl-C again to force")
+            self._grace = asyncio.get_running_loop().call_later(self._limits.grace_s, self._interrupt)
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
         live = [held for held in self._held.values() if held.live is not None]
         self._progress.note(f"interrupting {len(live)} running turns; Ctrl-C again to force")
         for held in live:
@@ -406,11 +423,6 @@ def _ended_well(ticket: Any) -> bool:
 def _fingerprint(task: Task) -> str:
     """Return what tells a session from one of the same name with other settings, which a later task file may have."""
     return hashlib.sha256(repr(task.settings).encode()).hexdigest()[:16]
-
-
-def _request(task: Task) -> TurnRequest:
-    schema = OutputSchema(task.schema) if task.schema is not None else None
-    return TurnRequest(task.prompt, timeout=task.timeout, output_schema=schema, reasoning_effort=task.effort)
 
 
 def _spent(held: _Held) -> float:

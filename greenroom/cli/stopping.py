@@ -7,17 +7,30 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 
+BY_SIGNAL = 128
+"""An exit status above this names the signal that ended a program: 130 is Ctrl-C, 143 SIGTERM."""
+
 
 class StopRequest:
-    """Counts the asks: the first stops the run in order, the second by force."""
+    """Counts the asks: the first stops the run in order, the second by force. `number` is the signal of the first."""
 
     def __init__(self) -> None:
+        self.number: int = signal.SIGINT
         self.in_order = asyncio.Event()
         self.by_force = asyncio.Event()
 
-    def ask(self) -> None:
+    def ask(self, number: int = signal.SIGINT) -> None:
         """Ask to stop; asked again, by force."""
-        (self.by_force if self.in_order.is_set() else self.in_order).set()
+        if self.in_order.is_set():
+            self.by_force.set()
+        else:
+            self.number = number
+            self.in_order.set()
+
+    @property
+    def status(self) -> int:
+        """The exit status of a program that the signal stopped."""
+        return BY_SIGNAL + self.number
 
     @property
     def asked(self) -> bool:
@@ -26,7 +39,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def signals_to(ask: Callable[[], None]) -> Iterator[None]:
+def signals_to(ask: Callable[[int], None]) -> Iterator[None]:
     """Turn Ctrl-C, SIGTERM and a hangup into calls of `ask` on the running loop, for the length of the block.
 
     A signal that the parent had us ignore (`nohup`, a job in the background) stays ignored.
@@ -34,7 +47,7 @@ def signals_to(ask: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     heeded = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heeded:
-        loop.add_signal_handler(number, ask)
+        loop.add_signal_handler(number, ask, number)
     try:
         yield
     finally:

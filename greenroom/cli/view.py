@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from greenroom.cli.progress import ACTIVE, BAD, Board, Row, State
-from greenroom.cli.safe_text import fit
+from greenroom.cli.safe_text import fit, one_line
+from greenroom.liveness import Liveness, LivenessReason
 
 _STYLES = {
     State.QUEUED: "dim",
@@ -20,9 +21,27 @@ _STYLES = {
     State.INTERRUPTED: "magenta",
 }
 _RANKS = (ACTIVE, BAD, frozenset({State.QUEUED}))
+# What a session is at, in a word; `in` where the time is what is left.
+_R = LivenessReason
+_SHORT = {
+    _R.START_SLOT: "slot",
+    _R.OPENING: "opening",
+    _R.MODEL: "model",
+    _R.BACKGROUND: "bg work",
+    _R.REWINDING: "rewind",
+    _R.APPROVAL: "approval",
+    _R.RETRY: "retry",
+    _R.LIMIT: "limit",
+    _R.RESTART: "restart",
+    _R.IN_USE: "in use",
+    _R.CALLER: "caller",
+    _R.STOPPING: "stopping",
+    _R.SILENT: "silent",
+}
+_AT_WORK = frozenset({_R.OPENING, _R.MODEL, _R.TOOL})
 # id, session, state, turns/retries/restarts, tokens, cost, time; the column between takes what is left.
-_NARROW = (12, 9, 11, 5, 6, 7, 5)
-_WIDE = (20, 16, 11, 7, 7, 8, 7)
+_NARROW = (12, 9, 14, 5, 6, 7, 5)
+_WIDE = (20, 16, 20, 7, 7, 8, 7)
 _WIDE_FROM = 110
 _CHROME = 5  # two lines of header, the column names, the line of what is not shown, and the cursor's
 _MINUTE, _HOUR = 60, 3600
@@ -90,16 +109,38 @@ def _table(rows: list[Row], width: int, now_s: float) -> Table:
         right = head in {"tokens", "cost", "time"}
         table.add_column(Text(head), width=cells, no_wrap=True, justify="right" if right else "left", header_style="dim")
     for row in rows:
-        table.add_row(*(Text(fit(text, cells), style=style) for (text, style), cells in zip(_cells(row, now_s), all_widths, strict=True)))
+        told = zip(_cells(row, now_s, state_width=all_widths[2]), all_widths, strict=True)
+        table.add_row(*(Text(fit(text, cells), style=style) for (text, style), cells in told))
     return table
 
 
-def _cells(row: Row, now_s: float) -> tuple[tuple[str, str], ...]:
+def in_short(liveness: Liveness, width: int) -> str:
+    """Return what a session is at in at most `width` characters: `tool Bash 12s`, `retry in 28s`."""
+    left_s, time = liveness.left_s, short_time(liveness.for_s)
+    if liveness.reason is not _R.TOOL or liveness.tool is None:
+        word = _SHORT.get(liveness.reason, liveness.reason.value)
+        return f"{word} {time}" if left_s is None else f"{word} in {short_time(left_s)}"
+    name = one_line(liveness.tool.tool)
+    whole = f"tool {name} {time}"
+    return whole if len(whole) <= width else f"{fit(name, width - len(time) - 1)} {time}"
+
+
+def _state(row: Row, width: int) -> tuple[str, str]:
+    """Return the words and the style of a row's state: of a running one, what its session is at."""
     style = _STYLES.get(row.state, "dim")
+    liveness = row.liveness() if row.liveness is not None and row.state in ACTIVE else None
+    if liveness is None or liveness.reason in {_R.IDLE, _R.CLOSED}:
+        return row.state.value, style
+    if liveness.reason is _R.SILENT:
+        return in_short(liveness, width), "red"
+    return in_short(liveness, width), "green" if liveness.reason in _AT_WORK else "yellow"
+
+
+def _cells(row: Row, now_s: float, *, state_width: int) -> tuple[tuple[str, str], ...]:
     return (
         (row.key, "bold" if row.state in ACTIVE else ""),
         ("" if row.session == row.key else row.session, ""),
-        (row.state.value, style),
+        _state(row, state_width),
         (row.now, "dim" if row.state not in ACTIVE else ""),
         (f"{row.turns}/{row.retries}/{row.restarts}" if row.turns else "", ""),
         (short_count(row.tokens) if row.tokens else "", ""),

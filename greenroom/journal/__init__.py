@@ -9,6 +9,7 @@ from greenroom.journal.codec import STANDARD, Codec
 from greenroom.journal.database import Journal
 from greenroom.journal.records import Decision, Record, RecoveredSession, RecoveredTicket, Verdict
 from greenroom.journal.recovery import Recovery
+from greenroom.journal.retention import Retention
 from greenroom.model import StateDirProblem, StoreFault
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "RecoveredSession",
     "RecoveredTicket",
     "Recovery",
+    "Retention",
     "StateDirError",
     "StateDirProblem",
     "StoreFailedError",

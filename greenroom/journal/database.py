@@ -26,7 +26,7 @@ from greenroom.journal.codec import STANDARD, Codec
 from greenroom.journal.directory import JOURNAL_NAME, DirectoryLock, prepare
 from greenroom.journal.files import Sync
 from greenroom.journal.records import Record, Trimmed
-from greenroom.journal.retention import trim
+from greenroom.journal.retention import Retention, trim
 from greenroom.journal.tables import Column, Writer
 from greenroom.model import StateDirProblem, StoreFault
 
@@ -254,17 +254,16 @@ class Journal:
         with self._failing():
             return connection.execute(sql, values).fetchall()
 
-    def trim(self, *, max_age_s: float, max_bytes: int) -> Trimmed:
+    def trim(self, retention: Retention) -> Trimmed:
         """Forget old history, a bounded piece at each call (`more`: call again), in transactions of its own.
 
-        Agent events older than `max_age_s` go, and the inputs of sessions closed for longer; and while the journal is larger than
-        `max_bytes` the oldest of both. Tickets, sessions and checkpoints stay. Raises JournalError while a transaction is open.
+        What an unfinished ticket or an open session needs stays, and so do checkpoints. Raises JournalError while a transaction is open.
         """
         connection = self._ready()
         if connection.in_transaction:
             raise JournalError("a transaction is open")
         with self._failing():
-            return trim(connection, before_s=self._wall() - max_age_s, max_bytes=max_bytes)
+            return trim(connection, retention, self._wall())
 
     def connect_beside(self, dependent: _Dependent) -> sqlite3.Connection:
         """Return another connection, for `dependent`, which is told to close it with the journal. Raises StoreFailedError."""

@@ -9,12 +9,13 @@ import enum
 
 import attrs
 
+from greenroom.asks import Pending
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
 from greenroom.policy.commands import How
 from greenroom.policy.events import SessionInput
-from greenroom.policy.state import Settings
+from greenroom.policy.state import Settings, State, initial
 
 
 class Decision(enum.Enum):
@@ -106,9 +107,10 @@ class TicketEnded(Record):
 
 @attrs.frozen(kw_only=True)
 class TicketReported(Record):
-    """The caller has the outcome."""
+    """The caller has the outcome. `unrun`: it has an error that is none (a refusal, a crash of ours): what is open stays open."""
 
     turn_id: str
+    unrun: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -126,6 +128,15 @@ class Input(Record):
     session_id: str
     n: int
     event: SessionInput
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot(Record):
+    """What the session was after its first `n` inputs, which are dropped: it stands for them."""
+
+    session_id: str
+    n: int
+    state: State
 
 
 @attrs.frozen(kw_only=True)
@@ -195,6 +206,20 @@ class Spent(Record):
     booked: ProviderUsage | None = None
 
 
+@attrs.frozen(kw_only=True)
+class AskOpened(Record):
+    """A request of the agent waits for a person."""
+
+    pending: Pending
+
+
+@attrs.frozen(kw_only=True)
+class AskClosed(Record):
+    """It waits no more. The end of its ticket, or a decision about that, closes it as well."""
+
+    request_id: str
+
+
 # --- what is read back
 
 
@@ -209,6 +234,18 @@ class RecoveredSession:
     closed_at_s: float | None
     last_conversation_id: str | None
     removed: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class InputHistory:
+    """How a session came to be what it is: its inputs in order, all of them, or those that followed on `state`."""
+
+    state: State | None
+    inputs: tuple[SessionInput, ...]
+
+    def origin(self, settings: Settings) -> State:
+        """Return the state in which the inputs begin; `settings` are those with which the session first began."""
+        return initial(settings) if self.state is None else self.state
 
 
 @attrs.frozen(kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from greenroom.asks import Pending, PendingApproval, PendingQuestion
 from greenroom.errors import GreenroomError, JournalError
 from greenroom.events import ToolCall
 from greenroom.journal.database import Journal
@@ -13,6 +14,7 @@ from greenroom.journal.records import (
     Decision,
     EventHistory,
     Gap,
+    InputHistory,
     ProcessStarted,
     RecoveredSession,
     RecoveredTicket,
@@ -25,6 +27,7 @@ from greenroom.journal.tables import column, text_of
 from greenroom.model import Checkpoint, Turn
 from greenroom.policy.commands import How
 from greenroom.policy.events import SessionInput
+from greenroom.policy.state import State
 
 _TICKET = """SELECT request.body, ticket.attempt, ticket.receipt, ticket.how, ticket.conversation_id, ticket.incarnation,
     ticket.taken_attempt, outcome.body, ticket.reported, ticket.decision, ticket.at_s
@@ -95,6 +98,13 @@ class Recovery:
             at_s=at_s,
         )
 
+    # --- what waited for a person
+
+    def open_asks(self) -> tuple[Pending, ...]:
+        """Return the requests that nobody had answered when their host died, in the order in which they came."""
+        rows = self._journal.rows("SELECT body FROM ask ORDER BY seq")
+        return tuple(self._value(body, (PendingApproval, PendingQuestion)) for (body,) in rows)
+
     # --- sessions
 
     def sessions(self) -> tuple[RecoveredSession, ...]:
@@ -117,12 +127,14 @@ class Recovery:
             opened=self._value(opened, SessionOpened),
             closed_at_s=closed_at_s,
             last_conversation_id=text_of(conversation_id),
-            removed=bool(removed),
+            removed=closed_at_s is not None and bool(removed),
         )
 
     def progress(self, session_id: str) -> tuple[int, int]:
         """Return the numbers of the session's last input and of its last agent event, as far as they were recorded."""
-        sql = """SELECT coalesce((SELECT max(n) FROM input WHERE session = session.seq), 0),
+        sql = """SELECT max(
+                coalesce((SELECT max(n) FROM input WHERE session = session.seq), 0),
+                coalesce((SELECT n FROM snapshot WHERE session = session.seq), 0)),
             max(trimmed_to, coalesce((SELECT max(last_sequence) FROM agent_events WHERE session = session.seq), 0))
             FROM session WHERE session_id = ?"""
         rows = self._journal.rows(sql, column(session_id))
@@ -130,19 +142,28 @@ class Recovery:
 
     # --- histories
 
-    def inputs(self, session_id: str) -> tuple[SessionInput, ...] | None:
-        """Return all inputs of the session's policy, in order; None: they were forgotten after it was closed.
+    def history(self, session_id: str) -> InputHistory | None:
+        """Return what gives the session's state; None: it was forgotten after the session was closed.
 
-        Raises JournalError when one is missing among them: what follows it would replay to a state that never was.
+        Raises JournalError when an input is missing: what follows it would replay to a state that never was.
         """
-        sql = "SELECT input.n, input.body FROM input JOIN session ON session.seq = input.session WHERE session_id = ? ORDER BY input.n"
-        rows = self._journal.rows(sql, column(session_id))
-        if not rows:
-            gone = self._journal.rows("SELECT 1 FROM session WHERE session_id = ? AND inputs_gone = 1", column(session_id))
-            return None if gone else ()
-        if rows[-1][0] - rows[0][0] != len(rows) - 1:
+        name = column(session_id)
+        kept = self._journal.rows("SELECT n, body FROM snapshot JOIN session ON seq = session WHERE session_id = ?", name)
+        covered, body = kept[0] if kept else (0, None)
+        sql = "SELECT n, body FROM input JOIN session ON seq = session WHERE session_id = ? AND n > ? ORDER BY n"
+        rows = self._journal.rows(sql, name, covered)
+        if not rows and not kept:
+            gone = self._journal.rows("SELECT 1 FROM session WHERE session_id = ? AND inputs_gone = 1", name)
+            return None if gone else InputHistory(state=None, inputs=())
+        if rows and (rows[0][0] != covered + 1 or rows[-1][0] - covered != len(rows)):
             raise JournalError(f"an input of session {session_id!r} is missing among the {len(rows)} recorded")
-        return tuple(self._journal.codec.decode(body) for _, body in rows)
+        state = None if body is None else self._value(body, State)
+        return InputHistory(state=state, inputs=tuple(self._journal.codec.decode(body) for _, body in rows))
+
+    def inputs(self, session_id: str) -> tuple[SessionInput, ...] | None:
+        """Return the inputs of `history`."""
+        found = self.history(session_id)
+        return None if found is None else found.inputs
 
     def events(self, session_id: str, after_sequence: int = 0, *, max_batches: int = 10_000) -> EventHistory:
         """Return the session's agent events after number `after_sequence`, at most `max_batches` records of them, and the gaps."""

@@ -50,7 +50,19 @@ _RETENTION = (
 # A session that was stopped is not listed, and not begun again.
 _DIRECTORY = ("ALTER TABLE session ADD COLUMN removed INTEGER NOT NULL DEFAULT 0",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _DIRECTORY)
+# What a session was after its first n inputs; those are dropped in the same step.
+_SNAPSHOTS = (
+    "CREATE TABLE snapshot (session INTEGER PRIMARY KEY, n INTEGER NOT NULL, body TEXT NOT NULL)",
+    "CREATE INDEX ticket_by_session ON ticket (session_id)",
+)
+
+# What waits for a person; a row goes when it does so no more.
+_ASKS = (
+    "CREATE TABLE ask (seq INTEGER PRIMARY KEY, request_id NOT NULL UNIQUE, turn_id, body TEXT NOT NULL)",
+    "CREATE INDEX ask_by_turn ON ask (turn_id)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _DIRECTORY, _SNAPSHOTS, _ASKS)
 """Step number n makes version n out of version n - 1."""
 
 CORE_TABLES = ("session", "ticket", "request", "outcome", "checkpoint", "process", "spent")

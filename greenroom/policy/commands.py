@@ -9,6 +9,7 @@ import attrs
 
 from greenroom.errors import GreenroomError
 from greenroom.model import Checkpoint, ProviderUsage, Turn
+from greenroom.policy.stall import StallAction
 
 
 class How(enum.Enum):
@@ -146,11 +147,15 @@ class SetDeadline:
 
 @attrs.frozen(kw_only=True)
 class CloseConversation:
-    """End process `incarnation` in order (`kill`: at once). It reports Died(expected=True)."""
+    """End process `incarnation` in order (`kill`: at once). It reports Died(expected=True).
+
+    `hung`: its running attempt is cut on purpose (Died says whether it was sent); a process that others share takes no new ones.
+    """
 
     incarnation: int
     kill: bool = False
     reason: str = ""
+    hung: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -180,6 +185,17 @@ class ReportRestart:
 
     turn_id: str
     incarnation: int
+
+
+@attrs.frozen(kw_only=True)
+class ReportStall:
+    """Tell the turn's listeners that nothing was heard of it for `quiet_s` (Stalled). `reason`: what it was at when it fell silent."""
+
+    turn_id: str
+    incarnation: int
+    action: StallAction
+    quiet_s: float
+    reason: str
 
 
 @attrs.frozen(kw_only=True)
@@ -226,6 +242,7 @@ Command = (
     | ClearCheckpoint
     | ReportDeath
     | ReportRestart
+    | ReportStall
     | Finish
     | Fail
     | Stop

@@ -17,6 +17,7 @@ from greenroom.policy.connect import died_connecting, is_connecting
 from greenroom.policy.events import Died, Swallowed
 from greenroom.policy.move import Move, drop, remember, wait
 from greenroom.policy.outcome import fail, finish
+from greenroom.policy.silence import as_death
 from greenroom.policy.state import Phase
 
 
@@ -24,6 +25,9 @@ def swallowed(move: Move, event: Swallowed) -> None:
     """Go on after a probe that found the cut attempt taken."""
     if not move.runs(event.turn_id, event.incarnation) or not move.ticket.maybe_taken:
         move.ignore("no such question is open")
+        return
+    if move.given_up and not move.unwanted:
+        move.ignore("its process is being ended: the next one is asked")
         return
     death = move.ticket.death or TransportDiedError()
     if move.unwanted:
@@ -42,6 +46,7 @@ def died(move: Move, event: Died) -> None:
         return
     move.change(ending=move.state.ending - {event.incarnation})
     if move.is_current(event.incarnation):
+        event = as_death(move, event)
         connecting, process = is_connecting(move), move.state.process
         move.change(process=None)
         if connecting and process is not None:

@@ -191,6 +191,25 @@ class DeadlinePassed(Event):
 
 
 @attrs.frozen(kw_only=True)
+class WentSilent(Event):
+    """Nothing was heard of the running attempt for `quiet_s`, which its `reason` (what it is at) does not excuse."""
+
+    turn_id: str
+    incarnation: int
+    attempt: int
+    quiet_s: float
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class WaitedForPerson(Event):
+    """The turn's attempt has waited so long for somebody to answer it, which does not count in its timeout."""
+
+    turn_id: str
+    waited_s: float
+
+
+@attrs.frozen(kw_only=True)
 class Interrupted(Event):
     """The caller interrupts the begun turn `turn_id`."""
 
@@ -239,6 +258,8 @@ SessionInput = (
     | Died
     | WaitDone
     | DeadlinePassed
+    | WentSilent
+    | WaitedForPerson
     | Interrupted
     | RollBackAsked
     | RolledBack

@@ -25,8 +25,9 @@ def failed(move: Move, event: Failed) -> None:
         return
     _book_failure(move, event, opening=opening)
     resumed = move.state.process is not None and move.state.process.resumed is not None
-    if opening or event.killed:
-        forget_process(move, killed=event.killed)
+    killed = event.killed or move.given_up
+    if opening or killed:
+        forget_process(move, killed=killed)
     _answer_failure(move, event, opening=opening, resumed=resumed)
 
 

@@ -69,17 +69,22 @@ class Move:
         """Say whether that process runs an attempt of that turn."""
         return self.state.phase is Phase.RUNNING and self.ticket.turn_id == turn_id and self.is_current(incarnation)
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the current process is being killed for its silence."""
+        return self.state.process is not None and self.state.process.hung is not None
+
     def is_current(self, incarnation: int) -> bool:
         """Say whether that process is the current one."""
         return self.state.process is not None and self.state.process.incarnation == incarnation
 
 
-def tell_end(move: Move, *, kill: bool, reason: str) -> None:
+def tell_end(move: Move, *, kill: bool, reason: str, hung: bool = False) -> None:
     """Have the current process ended, once; it stays the current one until it is over."""
     process = move.state.process
     if process is not None and process.incarnation not in move.state.ending:
         move.change(ending=move.state.ending | {process.incarnation})
-        move.emit(CloseConversation(incarnation=process.incarnation, kill=kill, reason=reason))
+        move.emit(CloseConversation(incarnation=process.incarnation, kill=kill, reason=reason, hung=hung))
 
 
 def end_process(move: Move, *, kill: bool = False, reason: str) -> None:

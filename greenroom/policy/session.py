@@ -48,17 +48,20 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
+    WentSilent,
 )
 from greenroom.policy.failures import failed
 from greenroom.policy.move import Move, drop, end_process, forget_process, keep_deadline, leave_wait, remember, save, tell_end
 from greenroom.policy.outcome import fail, finish
 from greenroom.policy.rollback import ask_rollback, begin_if_free, break_off_rollback, rolled_back
+from greenroom.policy.silence import went_silent
 from greenroom.policy.state import BEGUN, Held, Phase, SessionView, Settings, State, Ticket, initial, public_snapshot
 
-__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "step"]
+__all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "replay_on", "step"]
 
 
-def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912 (one line per event)
+def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912, PLR0915 (one line per event)
     """Return what `state` becomes by `event`, and what must be done, in order."""
     move = Move(state)
     match event:
@@ -92,6 +95,10 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
             _wait_done(move, event)
         case DeadlinePassed():
             _deadline_passed(move, event)
+        case WaitedForPerson():
+            _waited_for_person(move, event)
+        case WentSilent():
+            went_silent(move, event)
         case Interrupted():
             _interrupted(move, event)
         case RollBackAsked():
@@ -111,7 +118,11 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
 
 def replay(settings: Settings, events: Iterable[SessionInput]) -> State:
     """Return the state of a session with these settings to which all this happened, in order."""
-    state = initial(settings)
+    return replay_on(initial(settings), events)
+
+
+def replay_on(state: State, events: Iterable[SessionInput]) -> State:
+    """Return what `state` becomes when all this happens to it, in order."""
     for event in events:
         state, _ = step(state, event)
     return state
@@ -355,7 +366,7 @@ def _succeeded(move: Move, event: Succeeded) -> None:
     move.mark(bill=bill)
     move.hold(reached=True, public_id=result.session_id or move.state.conversation_id)
     remember(move, event.cumulative, result.usage)
-    if event.forced:
+    if event.forced or move.given_up:
         forget_process(move, killed=True)
     finish(move, result, event.now_s, forced=event.forced)
 
@@ -385,6 +396,15 @@ def _deadline_passed(move: Move, event: DeadlinePassed) -> None:
         leave_wait(move)
         end_process(move, kill=True, reason="the attempt's time is over")
         fail(move, TurnTimeoutError(ticket.request.timeout or 0.0, turn_id=ticket.turn_id), event.now_s)
+
+
+def _waited_for_person(move: Move, event: WaitedForPerson) -> None:
+    """The transport has put its own deadline off already; what a restart would hand on is put off here."""
+    ticket = move.state.ticket
+    if ticket is None or ticket.turn_id != event.turn_id or ticket.deadline_s is None:
+        move.ignore("no deadline of that turn is kept")
+    else:
+        move.mark(deadline_s=ticket.deadline_s + event.waited_s)
 
 
 def _interrupted(move: Move, event: Interrupted) -> None:

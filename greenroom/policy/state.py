@@ -12,6 +12,7 @@ from greenroom.model import ProviderUsage, RenewalBudget, SessionStatus, TurnReq
 from greenroom.policy.bill import Bill
 from greenroom.policy.commands import How, WaitReason
 from greenroom.policy.restart import RestartPolicy
+from greenroom.policy.stall import StallPolicy
 from greenroom.policy.wire_ids import proposed_conversation
 
 
@@ -26,6 +27,7 @@ class Settings:
     session_nonce: str
     retry_delays: tuple[float, ...] = ()
     restart: RestartPolicy = attrs.field(factory=RestartPolicy)
+    stall: StallPolicy | None = None
     renewal: RenewalBudget | None = None
     idle_release_after_s: float | None = None
     checkpointing: bool = False
@@ -62,6 +64,7 @@ BEGUN = frozenset({Phase.OPENING, Phase.RUNNING, Phase.WAITING})
 class Process:
     """The current process. `resumed` is the conversation that it was told to resume; `named`: the provider has told its id.
 
+    `hung`: why it was given up and is being killed, so that its end counts as a death.
     `ready`: it has been opened, and takes attempts.
     """
 
@@ -69,6 +72,7 @@ class Process:
     flags: Hashable = None
     resumed: str | None = None
     named: bool = False
+    hung: str | None = None
     ready: bool = False
 
 

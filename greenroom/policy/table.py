@@ -25,6 +25,7 @@ from greenroom.policy.commands import (
     Open,
     Refuse,
     RefuseRollback,
+    ReportStall,
     SaveCheckpoint,
     Wait,
 )
@@ -50,13 +51,23 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
+    WentSilent,
 )
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.session import Settings, State, initial, step
+from greenroom.policy.stall import StallAction, StallPolicy
 from greenroom.policy.state import BEGUN
 
 _NONCE = "00000000-0000-4000-8000-000000000001"
-_SETTINGS = Settings(session_nonce=_NONCE, retry_delays=(30.0,), checkpointing=True, chooses_ids=True, retries_in_place=True)
+_SETTINGS = Settings(
+    session_nonce=_NONCE,
+    retry_delays=(30.0,),
+    stall=StallPolicy(action=StallAction.RESTART),
+    checkpointing=True,
+    chooses_ids=True,
+    retries_in_place=True,
+)
 _REQUEST = TurnRequest("…", timeout=60.0)
 
 _PREPARE = Prepare(now_s=0, turn_id="t1", nonce=_NONCE, request=_REQUEST)
@@ -65,6 +76,7 @@ _CONNECT = Connect(now_s=0, flags="a")
 _OPENED = Opened(now_s=0, incarnation=1)
 _NAMED = Named(now_s=0, incarnation=1, conversation_id="c1")
 _DONE = Succeeded(now_s=0, turn_id="t1", incarnation=1, result=TurnResult(text="ok"))
+_SILENT = WentSilent(now_s=0, turn_id="t1", incarnation=1, attempt=1, quiet_s=900.0, reason="model at work")
 _DEATH = TransportDiedError(signal=9)
 _DIED = Died(now_s=0, incarnation=1, error=_DEATH, sent=True)
 _OVERLOADED = TurnFailedError(FailureKind.TRANSIENT, "overloaded")
@@ -92,6 +104,7 @@ SITUATIONS: tuple[tuple[str, tuple[SessionInput, ...]], ...] = (
     ("running: the first turn", _RUNNING),
     ("running: a turn in a resumed conversation", (_TAKEN_UP, *_RUNNING)),
     ("running: a probe after a restart", (*_REOPENING, Opened(now_s=0, incarnation=2))),
+    ("running: given up for its silence", (*_RUNNING, _SILENT)),
     ("running: interrupted", (*_RUNNING, Interrupted(now_s=0, turn_id="t1"))),
     ("running: closed", (*_RUNNING, Close(now_s=0))),
     ("waiting: retry", (*_RUNNING, Failed(now_s=0, turn_id="t1", incarnation=1, error=_OVERLOADED, nudgeable=True))),
@@ -142,6 +155,9 @@ def _happenings(state: State) -> Iterable[tuple[str, SessionInput]]:
     yield "Died(evicted)", attrs.evolve(died, expected=True, evicted=True)
     yield "WaitDone", WaitDone(now_s=99, wait_id=state.waiting.wait_id if state.waiting else 0)
     yield "DeadlinePassed", DeadlinePassed(now_s=99, turn_id=turn_id, attempt=state.ticket.attempt if state.ticket else 1)
+    yield "WaitedForPerson", WaitedForPerson(now_s=99, turn_id=turn_id, waited_s=30)
+    attempt = state.ticket.attempt if state.ticket else 1
+    yield "WentSilent", attrs.evolve(_SILENT, now_s=99, turn_id=turn_id, incarnation=incarnation, attempt=attempt)
     yield "Interrupted", Interrupted(now_s=99, turn_id=turn_id)
     yield "RollBackAsked", attrs.evolve(_BACK, now_s=99)
     yield "RolledBack", RolledBack(now_s=99, request_id="b", num_turns=1, checkpoint=Checkpoint("c1"))
@@ -165,12 +181,14 @@ def render() -> str:
         "",
         "Made from the code by `python -m greenroom.policy.table > docs/transitions.md`; a test fails if it is out of date.",
         "",
-        "Each section is a representative state of a session: one retry after 30 s, checkpoints on, ids of our own, `on_death` CONTINUE.",
+        "Each section is a representative state of a session: one retry after 30 s, checkpoints on, ids of our own, `on_death` CONTINUE,",
+        "a `StallPolicy` with RESTART.",
         "Each row is an event and what `step` answers. Events that are not listed are ignored there, with a reason.",
     ]
     for title, events in SITUATIONS:
         lines += ["", f"## {title[0].upper()}{title[1:]}", "", *_section(reach(events))]
     lines += ["", "## The probe's answer, by `on_death`", "", *_on_death_section()]
+    lines += ["", "## A silence, by `StallPolicy.action`", "", *_silence_section()]
     return "\n".join(lines) + "\n"
 
 
@@ -196,6 +214,14 @@ def _on_death_section() -> list[str]:
     return rows
 
 
+def _silence_section() -> list[str]:
+    rows = ["| `action` | Commands | Then |", "|---|---|---|"]
+    for action in StallAction:
+        after, commands = step(reach(_RUNNING, attrs.evolve(_SETTINGS, stall=StallPolicy(action=action))), _SILENT)
+        rows.append(f"| {action.name} | {told(commands)} | {_where(after)} |")
+    return rows
+
+
 def _where(state: State) -> str:
     process = "no process" if state.process is None else f"process {state.process.incarnation}"
     connecting = state.process is not None and not state.process.ready and state.phase not in BEGUN
@@ -207,13 +233,15 @@ def told(commands: Iterable[Command]) -> str:
     return ", ".join(words(command) for command in commands) or "-"
 
 
-def words(command: Command) -> str:
+def words(command: Command) -> str:  # noqa: C901 - one case a command
     """Return the command in a few words."""
     match command:
         case Open():
             details = [f"resume {command.resume_id}" if command.resume_id else "fresh", *(["after a death"] if command.after_death else [])]
         case Execute():
             details = [command.how.value, f"attempt {command.attempt}", *(["probe"] if command.probe else [])]
+        case ReportStall():
+            details = [f"{command.quiet_s:g} s", command.reason]
         case Wait():
             details = [command.reason.value, f"{command.delay_s:g} s"]
         case CloseConversation():

@@ -37,11 +37,14 @@ import threading
 from types import TracebackType
 from typing import Any, Self
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"the model server needs {error.name}: pip install 'greenroom[modelserver]'", name=error.name) from None
 
 from greenroom.testing import model_messages, model_responses
 from greenroom.testing.model_pace import Pace

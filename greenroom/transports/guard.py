@@ -99,11 +99,6 @@ class Guard:
         if new:
             self._tell({"sids": {str(sid): seen_at for sid, seen_at in new.items()}})
 
-    def add_prefix(self, prefix: str) -> None:
-        """Have it guard what begins with `prefix` as well."""
-        self.prefixes += (prefix,)
-        self._tell({"prefixes": [prefix]})
-
     def close(self) -> None:
         """Part in good order: it exits at once and ends nothing. Idempotent; the owner still reaps it with `poll`."""
         self._tell({"close": True})

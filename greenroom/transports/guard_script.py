@@ -1,7 +1,7 @@
 """The guard's own program: outlives the host, ends what the host left behind, and exits. See `guard.py`.
 
 Run by its path with an isolated interpreter that has the standard library only. Its standard input is the host's lifeline: lines of
-JSON, `{"prefixes": [...]}`, `{"sids": {"123": 4567}}`, `{"close": true}`. The host is dead when the lifeline ends, and also when its pid
+JSON, `{"sids": {"123": 4567}}`, `{"close": true}`. The host is dead when the lifeline ends, and also when its pid
 does (a forked copy of the host may hold the lifeline open). Then: SIGTERM, a second later SIGKILL, until a scan is clean.
 """
 
@@ -48,7 +48,6 @@ class Orders:
                 self._obey(json.loads(line))
 
     def _obey(self, order: dict[str, Any]) -> None:
-        self.prefixes += [str(prefix) for prefix in order.get("prefixes", ())]
         self.sids.update({int(sid): int(seen_at) for sid, seen_at in order.get("sids", {}).items()})
         for sid in list(self.sids)[:-MAX_SIDS]:
             del self.sids[sid]

@@ -9,12 +9,14 @@ import pathlib
 import re
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import pytest
 
 from greenroom import (
+    Agent,
     AgentEvent,
     ApprovalDenied,
     AssistantText,
@@ -37,7 +39,7 @@ from greenroom import (
     UsageReport,
 )
 from greenroom.testing import write_scripted_claude
-from tests.e2e.stage import LONG_TOOL, Running, Stage, until
+from tests.e2e.stage import LONG_TOOL, Running, Stage, together, until
 
 SCHEMA = OutputSchema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 
@@ -84,11 +86,23 @@ def scripted(line: str) -> str:
     return line
 
 
+@contextmanager
+def playing(kind: str, claude: str, folder: pathlib.Path) -> Iterator[Cli]:
+    """A stage of its own for one of the two."""
+    binary = claude if kind == "real" else write_scripted_claude(folder / "bin")
+    with Stage(folder, binary, env={"GREENROOM_SCRIPTED_STATE": str(folder / "state")}) as stage:
+        yield Cli(kind, stage)
+
+
 @pytest.fixture(params=["scripted", "real"])
-def cli(request: pytest.FixtureRequest, claude: str, tmp_path: pathlib.Path) -> Iterator[Cli]:
-    binary = claude if request.param == "real" else write_scripted_claude(tmp_path / "bin")
-    with Stage(tmp_path, binary, env={"GREENROOM_SCRIPTED_STATE": str(tmp_path / "state")}) as stage:
-        yield Cli(request.param, stage)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def cli(kind: str, claude: str, tmp_path: pathlib.Path) -> Iterator[Cli]:
+    with playing(kind, claude, tmp_path) as cli:
+        yield cli
 
 
 LATER_PIECE = re.compile(r"\s*w[1-9]\d*\s*")
@@ -258,11 +272,9 @@ SCENES = {
 }
 
 
-@pytest.mark.parametrize("scene", SCENES)
-def test_a_scene(cli: Cli, scene: str) -> None:
+def play(kind: str, claude: str, folder: pathlib.Path, scene: str) -> None:
     it = SCENES[scene]
-    agent = cli.stage.agent(transport=cli.stage.transport(partial_messages=it.pieces))
-    with cli.stage.session(agent=agent) as session:
+    with playing(kind, claude, folder) as cli, cli.stage.session(agent=agent_for(cli, it)) as session:
         began = ("run", "session")
         if it.warm:
             began = ()
@@ -274,6 +286,14 @@ def test_a_scene(cli: Cli, scene: str) -> None:
         after = cli.stage.begin(session, "SAY next")
         assert end(after) == PLAIN
         assert seen(after)[-2:] == ["text next", "usage"]
+
+
+def agent_for(cli: Cli, scene: Scene) -> Agent:
+    return cli.stage.agent(transport=cli.stage.transport(partial_messages=scene.pieces))
+
+
+def test_scenes(kind: str, claude: str, tmp_path: pathlib.Path) -> None:
+    together([(kind, claude, tmp_path / str(number), scene) for number, scene in enumerate(SCENES)], play, width=4)
 
 
 def test_a_second_turn_and_a_release(cli: Cli) -> None:

@@ -30,7 +30,9 @@ def binary() -> pathlib.Path:
 class Cli:
     """One session on a scripted CLI of its own."""
 
-    def __init__(self, room, home, plan, *, restart=AT_ONCE, retry=None, executor=None, handlers=(), transport=None, session=None):
+    def __init__(
+        self, room, home, plan, *, restart=AT_ONCE, retry=None, executor=None, handlers=(), transport=None, session=None, **options
+    ):
         home.mkdir(parents=True, exist_ok=True)
         self.state = home / "state"
         self.env = {"HOME": str(home), "PATH": os.environ["PATH"], **plan.env(home)}
@@ -43,6 +45,7 @@ class Cli:
             restart=restart,
             retry=retry or RetryPolicy(delays=(0.01,)),
             event_handlers=handlers,
+            **options,
         )
         self.session = self.agent.session(home, **(session or {}))
         self.events = []
@@ -73,7 +76,7 @@ class Cli:
     def begin(self, prompt, **request):
         """Run on a thread of its own; returns the ticket and what joins."""
         ticket = self.ticket(prompt, **request)
-        thread = threading.Thread(target=self._quietly, args=(ticket,), name=f"caller-{ticket.turn_id}")
+        thread = threading.Thread(target=self._quietly, args=(ticket,), name=f"caller-{ticket.turn_id}", daemon=True)
         thread.start()
         return Begun(ticket=ticket, thread=thread)
 

@@ -63,7 +63,7 @@ class One:
     def begin(self, prompt, *, prepare=None, **request):
         """Run on a thread of its own; returns the ticket and what joins."""
         ticket = self.session.prepare_turn(TurnRequest(prompt=prompt, **request), **(prepare or {}))
-        thread = threading.Thread(target=self._quietly, args=(ticket,), name=f"caller-{ticket.turn_id}")
+        thread = threading.Thread(target=self._quietly, args=(ticket,), name=f"caller-{ticket.turn_id}", daemon=True)
         thread.start()
         return Begun(ticket=ticket, thread=thread)
 
@@ -148,7 +148,7 @@ def together(calls):
         except BaseException as error:  # noqa: BLE001 - raised below
             raised.append(error)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(calls))]
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(len(calls))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -26,7 +26,8 @@ from greenroom import (
     TurnRequest,
     WaitTimeoutError,
 )
-from greenroom.actors import engine
+from greenroom.actors import engine, worker
+from greenroom.actors import session as actor
 from greenroom.events import AssistantText, ToolCall
 from greenroom.testing import FakeCheckpointStore, FakeTransport, FakeTurn, RecordingEventHandler
 from tests.faults.bench import AT_ONCE, PATIENCE_S, outcome_of, until
@@ -60,7 +61,7 @@ def prepare(session, prompt="p"):
 
 def in_thread(call, *args, **kwargs):
     answers = []
-    thread = threading.Thread(target=lambda: answers.append(outcome_of(call, *args, **kwargs)))
+    thread = threading.Thread(target=lambda: answers.append(outcome_of(call, *args, **kwargs)), daemon=True)
     thread.start()
 
     def answer():
@@ -178,9 +179,9 @@ def test_a_slow_listener_pauses_its_own_session_only_and_can_still_be_interrupte
     until(lambda: sink.held, "the pause")
     for _ in range(5):
         sibling.run("SAY quick")
+    assert sink.outstanding < 20_000, "nothing was paused"  # an interrupt lifts the pause
     slow.session.interrupt()
     assert begun.ticket.wait(PATIENCE_S).result.interrupted
-    assert sink.outstanding < 20_000, "nothing was paused"
     assert not free.is_set()  # all that while the listener was stuck
     free.set()
     begun.outcome()
@@ -208,7 +209,8 @@ def test_handlers_that_raise_or_are_slow_cost_no_turn_anything(fake):
 
 
 @pytest.mark.parametrize("how", ["handler", "store"])
-def test_what_never_returns_on_a_side_thread_holds_up_no_close(tmp_path, how):
+def test_what_never_returns_on_a_side_thread_holds_up_no_close(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(actor, "STORE_PATIENCE_S", 0.3)
     free = threading.Event()
 
     class Hanging(FakeCheckpointStore):
@@ -326,7 +328,7 @@ def test_eight_threads_on_one_session_and_each_call_is_answered(bench, round_):
             over.wait(0.01)
             note(cli.session.interrupt)
 
-    threads = [threading.Thread(target=work) for work in (runner, runner, runner, steerer, steerer, interrupter)]
+    threads = [threading.Thread(target=work, daemon=True) for work in (runner, runner, runner, steerer, steerer, interrupter)]
     for thread in threads:
         thread.start()
     until(lambda: len(outcomes) >= 5, "some turns")
@@ -445,7 +447,7 @@ def test_ctrl_c_in_run_only_detaches(fake, listening):
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=strike).start()
+    threading.Thread(target=strike, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         session.run(ticket, on_event=(lambda event: None) if listening else None)
     assert not ticket.ended
@@ -635,7 +637,8 @@ def test_a_conversation_is_over_only_when_its_close_has_returned(room, tmp_path,
     assert len(order) == (2 if act == "release" else 1)
 
 
-def test_a_close_that_never_returns_holds_up_its_session_for_a_grace_only(room, tmp_path):
+def test_a_close_that_never_returns_holds_up_its_session_for_a_grace_only(room, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "CLOSE_GRACE_S", 0.3)
     free = threading.Event()
 
     class Transport(FakeTransport):

@@ -81,7 +81,7 @@ def test_a_steer_joins_the_turn(bench):
 
 def test_a_steer_that_is_lost_is_told(bench):
     one = bench.one()
-    running = one.begin("LOSE_STEER\nTHINK hm\nRUN_SLEEP 0.5\nSAY done")
+    running = one.begin("LOSE_STEER\nTHINK hm\nRUN_SLEEP 2\nSAY done")
     one.wait_for(ToolCall)
     one.session.steer("SAY steered")
     assert running.outcome().result.text == "done"

@@ -30,7 +30,7 @@ from greenroom.actors import messages as m
 from greenroom.actors.runtime import tell
 from greenroom.journal import STANDARD, Journal, Recovery, Verdict
 from greenroom.model import FailureKind
-from greenroom.policy.session import replay
+from greenroom.policy.session import replay_on
 from greenroom.testing import FakeTransport, FakeTurn, turn_failed
 from greenroom.testing.scripted import Plan
 from greenroom.transports.base import Flags
@@ -56,7 +56,7 @@ class Host:
     def start(self, do, prompt):
         command = (sys.executable, "-m", "tests.faults.durable_host", str(self.state_dir), str(self.home), do, prompt)
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        self.reader = threading.Thread(target=self._read)
+        self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self):
@@ -167,7 +167,7 @@ def test_killed_while_the_provider_works(host, prompt, sign):
         conversation_id = room.recovered()[0].session.conversation_id
         session, ticket = room.recovered()[0].resume(agent_of(host, room))
         assert session.conversation_id == conversation_id
-        begun = threading.Thread(target=outcome_of, args=(session.run, ticket))
+        begun = threading.Thread(target=outcome_of, args=(session.run, ticket), daemon=True)
         begun.start()
         until(lambda: session.state == "running", "the turn")
         session.interrupt(ticket)
@@ -349,7 +349,7 @@ def test_the_key_of_a_running_turn_is_that_turn(room, tmp_path):
     turn = FakeTurn("one", waits=True)
     session = fake(room, tmp_path, turn)
     ticket = prepare(session)
-    begun = threading.Thread(target=session.run, args=(ticket,))
+    begun = threading.Thread(target=session.run, args=(ticket,), daemon=True)
     begun.start()
     turn.started.wait(PATIENCE_S)
     same = prepare(session)
@@ -382,15 +382,18 @@ def test_a_session_of_a_name_goes_on_in_its_conversation(tmp_path):
                 fake(room, tmp_path, session_id="s", resume_id="c")
 
 
-def test_what_is_on_record_replays_to_the_live_state_in_each_life(tmp_path):
+@pytest.mark.parametrize("every", [1, 7, 200])
+def test_what_is_on_record_replays_to_the_live_state_in_each_life(tmp_path, every):
     codec = STANDARD.extended([Flags])
     for number in range(3):
         with Greenroom(state_dir=tmp_path / "j") as room:
             session = fake(room, tmp_path, turn_failed(FailureKind.TRANSIENT), FakeTurn("ok"), session_id="s")
+            session._core.ledger.snapshot_every = every
             session.run(prepare(session, key=f"k{number}"))
             prepare(session, key="open")
-            opened = room._consult("session", "s").opened
-            replayed = replay(opened.settings, room._consult("inputs", "s"))
+            history, opened = room._consult("history", "s"), room._consult("session", "s").opened
+            assert (history.state is None) == (every == 200)
+            replayed = replay_on(history.origin(opened.settings), history.inputs)
             assert codec.encode(replayed) == codec.encode(session._ref._actor_weakref()._state)
 
 
@@ -402,7 +405,7 @@ def test_events_are_numbered_on(tmp_path):
     with Journal.open(tmp_path / "j", classes=[Flags]) as journal:
         history = Recovery(journal).events("s")
         assert history.gaps == ()
-        assert len({batch.turn_id for batch in history.batches}) == 2
+        assert len({batch.turn_id for batch in history.batches} - {None}) == 2
         assert history.batches[-1].last_sequence == sum(len(batch.events) for batch in history.batches)
 
 
@@ -455,6 +458,20 @@ def test_a_session_that_crashes_between_turns_keeps_its_prepared_ticket_and_its_
     turn = cli.session.run(ticket, wait=PATIENCE_S)
     assert (turn.result.text, turn.conversation_id) == ("second", first.conversation_id)
     assert len(cli.starts) == 2
+
+
+def test_a_session_whose_inputs_were_dropped_for_a_snapshot_goes_on_after_a_crash_in_a_turn(durable, tmp_path):
+    cli = Cli(durable, tmp_path / "cli", Plan())
+    cli.session._core.ledger.snapshot_every = 3
+    first, ran = cli.run("first"), cli.session.prepare_turn(TurnRequest(prompt="SAY second"), key="k")
+    second = cli.session.run(ran, wait=PATIENCE_S)
+    begun = cli.begin("SAY one\nTOOL_SLEEP 2\nSAY done")
+    cli.wait_for(ToolCall)
+    assert durable._consult("history", cli.session.id).state is not None
+    crashed(cli.session)
+    turn = begun.outcome()
+    assert (turn.result.text, turn.conversation_id) == ("done", first.conversation_id)
+    assert ran.wait(0) == second
 
 
 def test_a_session_that_crashes_in_a_wait_goes_on_waiting(durable, tmp_path):

@@ -24,11 +24,12 @@ class Stage:
         self.state = folder / "scripted"
         self.tasks = folder / "tasks.jsonl"
         self.out = folder / "out.jsonl"
+        self.where = ["--state-dir", str(folder / "journal")]
         tasks = [{"id": "quick", "prompt": "SAY quick"}, {"id": "cut", "prompt": CUT}]
         self.tasks.write_text("".join(json.dumps({**task, "permissions": "bypass", "cwd": str(folder)}) + "\n" for task in tasks))
 
     def start(self, *options, out=True):
-        command = [sys.executable, "-m", "greenroom", "run", str(self.tasks), "--state-dir", str(self.folder / "journal")]
+        command = [sys.executable, "-m", "greenroom", "run", str(self.tasks), *self.where]
         command += ["--claude-binary", str(binary()), *(["--out", str(self.out)] if out else []), *options]
         env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "PYTHONPATH": str(ROOT), "GREENROOM_SCRIPTED_STATE": str(self.state)}
         return subprocess.Popen(command, cwd=self.folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -94,3 +95,36 @@ def test_an_unknown_outcome_may_be_run_anew(stage):
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=50)
     assert run.returncode == 130
+
+
+def test_a_durable_run_has_a_place_of_its_own_for_each_task_file(stage):
+    stage.where = ["--durable"]
+    stage.tasks.write_text(stage.tasks.read_text().splitlines()[0])
+    for _ in range(2):
+        status, told = stage.again(out=False)
+        assert status == 0, told
+        (place,) = (stage.folder / ".local/state/greenroom").iterdir()
+        assert f"the run is journalled in {place}" in told
+    assert stage.prompts() == ["SAY quick"]
+
+
+@pytest.mark.parametrize(
+    ("where", "why"), [(["--durable", "--state-dir", "x"], "exclude one another"), (["--durable", "--unknown", "x"], "--unknown")]
+)
+def test_what_does_not_go_together_is_refused(stage, where, why):
+    stage.where = where
+    status, told = stage.again(out=False)
+    assert status == 2
+    assert why in told
+
+
+def test_a_second_run_of_the_same_file_meanwhile_is_told_who_has_it(stage):
+    stage.where = ["--durable"]
+    run = stage.start()
+    until(stage._in_the_tool, "the tool")
+    status, told = stage.again(out=False)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=50)
+    assert status == 2
+    assert f"process {run.pid} on host" in told
+    assert run.returncode == 143

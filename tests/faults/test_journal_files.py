@@ -22,8 +22,9 @@ import pytest
 
 from greenroom.errors import StateDirError, StoreFailedError
 from greenroom.journal import Journal, JournalCheckpointStore, Recovery, Verdict
-from greenroom.journal.records import CheckpointSaved, TicketEnded
+from greenroom.journal.records import CheckpointSaved, Snapshot, TicketEnded
 from greenroom.model import Checkpoint, StateDirProblem, StoreFault
+from greenroom.policy.state import State
 from tests.unit.journal.values import named, opened, prepared, sent, spoken, turn, write
 
 ROOT = os.geteuid() == 0
@@ -37,6 +38,7 @@ def story(number, size=10):
     return (
         prepared(turn_id, prompt="x" * size),
         named(number),
+        Snapshot(session_id="s-1", n=number - 1, state=State(settings=opened().settings, waits=number)),
         sent(turn_id, receipt=f"receipt-{number}"),
         spoken(number),
         CheckpointSaved(key="k", checkpoint=Checkpoint(f"c-{number}")),
@@ -55,7 +57,9 @@ def told(state_dir):
             assert [ticket.turn_id for ticket in tickets] == [f"t-{number}" for number in range(1, count + 1)]
             assert {ticket.verdict for ticket in tickets} <= {Verdict.FINISHED_UNREPORTED}
             assert [ticket.receipt for ticket in tickets] == [f"receipt-{number}" for number in range(1, count + 1)]
-            assert len(recovery.inputs("s-1")) == count
+            history = recovery.history("s-1")
+            assert (history.state.waits if history.state else 0) == count
+            assert history.inputs == ((named(count).event,) if count else ())
             assert [batch.first_sequence for batch in recovery.events("s-1").batches] == list(range(1, count + 1))
             assert recovery.checkpoint("k") == (Checkpoint(f"c-{count}") if count else None)
             counts.append(count)
@@ -119,7 +123,7 @@ def test_a_host_killed_at_any_step_leaves_what_it_had_committed(tmp_path, sync):
         if b"!" in said:
             break
         deaths += 1
-    assert deaths == 1 + 3 * (1 + 6 + 1) + 1
+    assert deaths == 1 + 3 * (1 + 7 + 1) + 1
 
 
 WRITER = """

@@ -67,8 +67,9 @@ def test_no_result_and_a_result_that_is_an_error_are_never_done(bench, prompt, e
 
 
 def test_a_stop_before_the_agent_is_ready_is_remembered(bench):
-    cli = bench.cli(Plan(slow_start_s=0.5))
+    cli = bench.cli(Plan(slow_start_s=3.0))
     begun = cli.begin("SAY never")
+    until(lambda: cli.session.state not in {"idle", "prepared"}, "the turn's beginning")
     cli.session.interrupt()
     assert begun.outcome().result.interrupted
     until(lambda: cli.session.state == "idle")
@@ -130,7 +131,9 @@ def test_steers_from_many_threads_are_each_whole_and_each_told_of(bench):
     cli.wait_for(ToolCall)
     texts = [f"text {number} " + "é" * 2000 for number in range(8)]
     answers = []
-    threads = [threading.Thread(target=lambda text=text: answers.append(outcome_of(cli.session.steer, text))) for text in texts]
+    threads = [
+        threading.Thread(target=lambda text=text: answers.append(outcome_of(cli.session.steer, text)), daemon=True) for text in texts
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

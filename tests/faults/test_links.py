@@ -24,12 +24,14 @@ from greenroom import (
     Turn,
 )
 from greenroom.actors import link, messages, process_owner
-from greenroom.actors.dispatcher import PipeReady, TimerFired
+from greenroom.actors.dispatcher import LoopFailed, PipeReady, TimerFired
 from greenroom.actors.link import GuestActor, LinkActor
 from greenroom.actors.runtime import tell
 from greenroom.testing.scripted import Plan
 from tests.faults.codex_bench import AT_ONCE, PATIENCE_S, together, until
 from tests.faults.test_poison import answered, bounded, ends, named, poisoned
+
+UNTIL_GO = "RUN until [ -e go ]; do sleep 0.05; done"
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def test_an_idle_process_gives_its_place_away(make, monkeypatch):
 def test_the_death_of_the_process_is_one_restart_for_all(bench):
     ones = bench.many(12)
     all_run(ones, "SAY before")
-    prompts = [f"RUN echo x\nRUN_SLEEP 1 {number}\nSAY done{number}" for number in range(12)]
+    prompts = [f"RUN echo x\nRUN_SLEEP 30 {number}\nSAY done{number}" for number in range(12)]
     running = [one.begin(prompt, prepare={"pin": True}) for one, prompt in zip(ones, prompts, strict=True)]
     for one in ones:
         one.wait_for(ToolCall, 2)
@@ -141,7 +143,7 @@ def test_the_death_of_the_process_is_one_restart_for_all(bench):
 def test_each_recovers_by_its_own_policy(bench):
     patient, strict = bench.one(), bench.one(restart=RestartPolicy(max_restarts=0))
     all_run([patient, strict], "SAY before")
-    running = [one.begin("RUN_SLEEP 1\nSAY done", prepare={"pin": True}) for one in (patient, strict)]
+    running = [one.begin("RUN_SLEEP 30\nSAY done", prepare={"pin": True}) for one in (patient, strict)]
     for one in (patient, strict):
         one.wait_for(ToolCall)
     bench.kill()
@@ -156,7 +158,7 @@ def test_one_who_kills_it_always_gives_up_and_the_others_go_on(bench):
     culprit = bench.one(restart=RestartPolicy(max_restarts=2, delays=(0.0,)))
     neighbour = bench.one(restart=RestartPolicy(max_restarts=10, delays=(0.0,)))
     all_run([culprit, neighbour], "SAY before")
-    theirs = neighbour.begin("RUN_SLEEP 2\nSAY done", prepare={"pin": True})
+    theirs = neighbour.begin("RUN_SLEEP 30\nSAY done", prepare={"pin": True})
     neighbour.wait_for(ToolCall)
     mine = culprit.begin("CRASH", prepare={"pin": True})
     assert isinstance(mine.outcome(), TransportDiedError)
@@ -194,7 +196,7 @@ def test_killed_while_conversations_are_opening(make):
 def test_killed_with_many_conversations_of_which_some_are_idle(bench):
     ones = bench.many(6)
     before = all_run(ones, "SAY before")
-    running = [one.begin("RUN_SLEEP 0.5\nSAY done", prepare={"pin": True}) for one in ones[:3]]
+    running = [one.begin("RUN_SLEEP 30\nSAY done", prepare={"pin": True}) for one in ones[:3]]
     for one in ones[:3]:
         one.wait_for(ToolCall)
     bench.kill()
@@ -211,11 +213,13 @@ def test_killed_with_many_conversations_of_which_some_are_idle(bench):
 def test_closing_one_leaves_the_others(bench):
     ones = bench.many(3)
     all_run(ones, "SAY hi")
-    running = [one.begin("RUN_SLEEP 1\nSAY done", prepare={"pin": True}) for one in ones]
+    running = [one.begin(f"{UNTIL_GO}\nSAY done", prepare={"pin": True}) for one in ones]
     for one in ones:
         one.wait_for(ToolCall)
     ones[0].session.close()
     assert running[0].outcome().result.interrupted
+    for one in ones[1:]:
+        (one.session.cwd / "go").touch()
     assert texts([begun.outcome() for begun in running[1:]]) == ["done"] * 2
     assert len(bench.starts) == 1
 
@@ -262,7 +266,7 @@ def test_an_ignored_interrupt_parts_with_one_and_retires_the_process(make):
     deaf, busy, idle = bench.many(3)
     before = all_run([deaf, busy, idle], "SAY before")
     (old,) = bench.pids
-    theirs = busy.begin("RUN until [ -e go ]; do sleep 0.05; done\nSAY done", prepare={"pin": True})
+    theirs = busy.begin(f"{UNTIL_GO}\nSAY done", prepare={"pin": True})
     busy.wait_for(ToolCall)
     mine = deaf.begin("IGNORE_INTERRUPT\nSAY deaf\nHANG", prepare={"pin": True})
     deaf.wait_for(AssistantText, 2)
@@ -367,6 +371,7 @@ LINK = [
     *named(process_owner, "Launched"),
     TimerFired,
     PipeReady,
+    LoopFailed,
 ]
 GUEST = [
     *named(messages, "RunAttempt SteerAttempt InterruptTurn HoldReading EndConversation"),

@@ -25,10 +25,12 @@ from greenroom.model import ApprovalPolicy
 from greenroom.testing import FakeTransport, FakeTurn, Plan
 from tests.faults.bench import PATIENCE_S, outcome_of, until
 
-BOUND_S = 10.0
-TO_SESSION = """PrepareTurn Run CancelTurn Steer Interrupt AdoptConversation ReleaseConversation ReleaseIfIdle CloseSession CreditReturned
-    Detach StartWaits Admitted ConversationOpened ConversationNamed OpenFailed TurnEvent TurnEnded TurnSwallowed Spent Down Stored"""
-TO_CONVERSATION = "RunAttempt SteerAttempt InterruptTurn HoldReading EndConversation"
+BOUND_S = 30.0
+TO_SESSION = """PrepareTurn Run CancelTurn Steer Interrupt AdoptConversation ReleaseConversation ReleaseIfIdle CloseSession DrainSession
+    CreditReturned Detach StartWaits Admitted ConversationOpened ConversationNamed OpenFailed TurnEvent TurnEnded
+    TurnSwallowed Spent Down Stored
+    AnswerAsk AskArrived AskWithdrawn AskAnswered"""
+TO_CONVERSATION = "RunAttempt SteerAttempt AnswerRequest InterruptTurn HoldReading EndConversation"
 TO_SUPERVISOR = """StartConversation WithdrawStart StartSettled ProcessGone ReapProcess TurnOver RetireSession SessionBegan CloseRoom
     LinkReady LinkRetired LinkGone"""
 
@@ -201,7 +203,7 @@ def test_a_poisoned_worker_conversation_is_a_death_like_any_other(kind, tmp_path
         agent = room.agent(transport, permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
         session = agent.session(tmp_path)
         ticket = session.prepare_turn(TurnRequest(prompt="p"))
-        stream = threading.Thread(target=outcome_of, args=(session.run, ticket))
+        stream = threading.Thread(target=outcome_of, args=(session.run, ticket), daemon=True)
         stream.start()
         assert turn.started.wait(PATIENCE_S)
         (ref,) = the(WorkerConversationActor)

@@ -392,7 +392,6 @@ def test_the_guard_outlives_what_a_terminal_or_a_service_manager_sends(guard, ma
     process = start("sleep", "300")
     wait_ready(guard)
     os.kill(guard.pid, number)
-    guard.add_prefix(mark.rsplit("/", 3)[0] + "/")
     assert gone([guard.exit_fd], 0.1) == 1
     guard.abandon()
     assert gone([guard.exit_fd, process.exit_fd], PATIENCE_S) == 0
@@ -410,8 +409,8 @@ def wait_ready(guard):
 
 
 @pytest.fixture
-def guard():
-    guard = Guard.start([host_prefix(str(uuid.uuid4()))])
+def guard(mark):
+    guard = Guard.start([mark.rsplit("/", 3)[0] + "/"])
     yield guard
     guard.close()
     if guard.exit_fd is not None:
@@ -422,7 +421,6 @@ def guard():
 
 def test_an_orderly_close_ends_the_guard_and_nothing_else(guard, mark, start):
     process = start("sleep", "300")
-    guard.add_prefix(mark)
     guard.close()
     guard.close()
     assert gone([guard.exit_fd], PATIENCE_S) == 0
@@ -454,16 +452,17 @@ def test_nonsense_on_the_lifeline_does_not_end_the_guard(guard, mark, start):
     process = start("sleep", "300")
     for order in (b"junk\n", b"[]\n", b'{"sids": 3}\n', b'{"sids": {"x": "y"}}\n', b'{"prefixes": 5}\n', b"\xff\0\n"):
         os.write(guard._process.stdin_fd, order)
-    guard.add_prefix(mark)
     guard.abandon()
     assert gone([guard.exit_fd, process.exit_fd], PATIENCE_S) == 0
     assert guard.poll().returncode == 0
 
 
-def test_a_guard_for_others_ends_nothing_of_ours(mark, start, guard):
-    process = start("sleep", "300")
+def test_a_guard_for_others_ends_nothing_of_ours(start):
+    process, guard = start("sleep", "300"), Guard.start([host_prefix(str(uuid.uuid4()))])
     guard.abandon()
     assert gone([guard.exit_fd], PATIENCE_S) == 0
+    assert guard.poll().returncode == 0
+    guard.release()
     assert process.poll() is None
 
 

@@ -10,7 +10,11 @@ import attrs
 import pytest
 
 from greenroom import (
+    AttachmentError,
     Greenroom,
+    ImageAttachment,
+    InteractionMode,
+    LivenessReason,
     NativeMode,
     NoRunningTurnError,
     ProviderCapabilityError,
@@ -26,7 +30,7 @@ from greenroom import (
 from greenroom.testing import FakeTransport, FakeTurn, fake_profile, resume_refused, turn_failed
 
 PATIENCE_S = 20
-EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode))
+EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode), supports_asks=True)
 
 
 @pytest.fixture
@@ -69,7 +73,8 @@ def test_it_is_connected_and_ready_before_there_is_a_turn(room, tmp_path):
     stream = room.events()
     transport = FakeTransport()
     record = start(room, tmp_path, transport=transport, model="small")
-    assert attrs.asdict(record) | {"created_at": None, "updated_at": None} == {
+    assert record.liveness.reason is LivenessReason.IDLE
+    assert attrs.asdict(record) | {"created_at": None, "updated_at": None, "liveness": None} == {
         "thread_id": "t",
         "provider": "fake",
         "status": SessionStatus.READY,
@@ -81,6 +86,7 @@ def test_it_is_connected_and_ready_before_there_is_a_turn(room, tmp_path):
         "created_at": None,
         "updated_at": None,
         "last_error": None,
+        "liveness": None,
     }
     assert record.created_at <= record.updated_at <= dt.datetime.now(dt.UTC)
     assert len(transport.conversations) == 1
@@ -347,6 +353,9 @@ def test_the_options_reach_the_provider(tmp_path):
         {"HOME": "/h", "CODEX_HOME": str(tmp_path)},
     )
     assert _transport("claude", {"claude": {"home_path": tmp_path}}).env["CLAUDE_CONFIG_DIR"] == str(tmp_path)
+    assert _transport("claude", {"claude": {"partial_messages": True}}).partial_messages is True
+    with pytest.raises(ProviderCapabilityError, match="no option 'partial_messages'"):
+        _transport("codex", {"codex": {"partial_messages": True}})
 
 
 def test_a_closed_room(tmp_path):
@@ -356,6 +365,23 @@ def test_a_closed_room(tmp_path):
         start(room, tmp_path, "other")
     with pytest.raises(UnknownSessionError):
         room.send_turn("t", "x")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda room: room.read_thread("t"),
+        lambda room: room.rollback_thread("t", 1),
+        lambda room: room.fork_thread("t", "t2"),
+        lambda room: room.account(FakeTransport()),
+    ],
+)
+def test_what_the_provider_cannot_is_refused_by_name(room, tmp_path, call):
+    start(room, tmp_path)
+    room.send_turn("t", "x").wait(PATIENCE_S)
+    with pytest.raises(ProviderCapabilityError):
+        call(room)
+    assert [one.thread_id for one in room.directory.list()] == ["t"]
 
 
 # --- asynchronous
@@ -464,3 +490,19 @@ def test_a_session_that_was_closed_by_hand_stays_on_record(tmp_path):
         room.session("t").close()
         assert room.directory.get("t").status is SessionStatus.CLOSED
         assert start(room, tmp_path, transport=transport).status is SessionStatus.READY
+
+
+def test_a_turn_may_bring_images_and_have_a_model_and_a_mode_of_its_own(room, tmp_path):
+    able = fake_profile(native_permission_modes=frozenset(NativeMode), attachments=True, turn_model=True, plan_mode=True)
+    transport = FakeTransport(profile=able)
+    start(room, tmp_path, transport=transport)
+    image = ImageAttachment(data=b"\x89PNG\r\n\x1a\n0")
+    room.send_turn("t", "look", attachments=[image], model="other", interaction_mode="plan").wait(PATIENCE_S)
+    request = transport.requests[-1]
+    assert [given.data for given in request.attachments] == [image.data]
+    assert (request.model, request.interaction_mode) == ("other", InteractionMode.PLAN)
+    with pytest.raises(ValueError, match="'plann' is not a valid InteractionMode"):
+        room.send_turn("t", "look", interaction_mode="plann")
+    with pytest.raises(AttachmentError, match="is not an image"):
+        room.send_turn("t", "look", attachments=[ImageAttachment(data=b"x")])
+    assert room.directory.get("t").status is SessionStatus.READY

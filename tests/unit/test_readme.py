@@ -32,6 +32,7 @@ SAYS = (
     r"about to run turn-.*\nRunStarted.*echo: Fix the failing test Continuity\.CONTINUED 0\.0",
     r"turn-\w+ echo: Write the missing docstrings of api\nturn-.*\nturn-\w+ echo: .* of cli",
     r"\d+ echo: What does this project do\?\nContinuity\.CONTINUED",
+    r"ready None\nturn-\w+ running\necho: What does this project do\? .'threadId.*\nreview-7 1 session/connecting\n.*session/closed\n$",
     r"^echo: What does this project do\?\n$",
     r"",
 )
@@ -65,6 +66,14 @@ def test_a_program(stage, number):
     assert ended.returncode == 0, ended.stderr
     assert not ended.stderr
     assert re.search(SAYS[number], ended.stdout, re.DOTALL), ended.stdout
+
+
+def test_the_program_of_the_page_on_approvals(stage):
+    page = (ROOT / "docs" / "approvals.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    asking = 'CAN_USE_TOOL Bash {\\"command\\":\\"git status\\"}\\nCAN_USE_TOOL Bash {\\"command\\":\\"rm x\\"}'
+    ended = stage("-c", program.replace("Tidy up the branches", asking) + "\nprint(ticket.wait().result.text)")
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_commands(stage):

@@ -100,6 +100,7 @@ class Frame(msgspec.Struct):
     structured_output: Any = msgspec.UNSET
     origin: Any = None
     # system
+    permission_mode: Any = msgspec.field(name="permissionMode", default=None)
     skills: list[Any] | None = None
     tool_name: str = ""
     tool_use_id: str = ""
@@ -117,6 +118,7 @@ class Frame(msgspec.Struct):
     fallback_model: Any = None
     decision_reason: Any = None
     rate_limit_info: Any = None
+    tasks: list[Any] | None = None
 
 
 _decode = msgspec.json.Decoder(Frame).decode

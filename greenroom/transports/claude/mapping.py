@@ -166,7 +166,15 @@ def retry_notice(frame: Frame) -> Lifecycle:
     delay_ms = _number(frame.retry_delay_ms)
     status = f"status {frame.error_status}" if frame.error_status is not None else "no status"
     when = "" if delay_ms is None else f", next in {delay_ms / 1000:g} s"
-    return Lifecycle("provider retry", f"{frame.error} ({status}), attempt {frame.attempt} of {frame.max_retries}{when}")
+    told = f"{frame.error} ({status}), attempt {frame.attempt} of {frame.max_retries}{when}"
+    return Lifecycle("provider retry", told, about=str(frame.error or ""), delay_s=None if delay_ms is None else delay_ms / 1000)
+
+
+def background_tasks(frame: Frame) -> Lifecycle:
+    """What runs behind the turns, all of it: commands and sub-agents that outlive the call that began them."""
+    tasks = [task for task in frame.tasks or () if isinstance(task, Mapping)]
+    said = [str(task.get("description") or task.get("task_type") or "a task") for task in tasks]
+    return Lifecycle("background tasks", f"{len(said)} running: {', '.join(said)}" if said else "none running", ongoing=bool(said))
 
 
 def compaction(frame: Frame) -> Lifecycle:

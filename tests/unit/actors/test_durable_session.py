@@ -12,7 +12,15 @@ from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import LoopActor, tell
 from greenroom.actors.session import NO_FLAGS, STORE_PATIENCE_S, SessionActor, SessionCore
 from greenroom.actors.ticket import TicketCore
-from greenroom.errors import SessionStateError, StoreFailedError, StoreUnavailableError, TransportDiedError
+from greenroom.errors import (
+    GreenroomError,
+    SessionCrashedError,
+    SessionStateError,
+    StoreFailedError,
+    StoreUnavailableError,
+    TransportDiedError,
+    TurnCancelledError,
+)
 from greenroom.events import AssistantText
 from greenroom.ids import new_nonce
 from greenroom.journal import STANDARD as PLAIN
@@ -93,9 +101,9 @@ class Rig:
         self.answered = len(self.journal.of(m.Record))
         self.idle()
 
-    def prepare(self, *, durable=True, **fields):
+    def prepare(self, *, durable=True, request=TurnRequest(prompt="p"), **fields):  # noqa: B008 - frozen
         self.turns += 1
-        core, reply, request = TicketCore(f"t-{self.turns}", "s-1"), Cell(), TurnRequest(prompt="p")
+        core, reply = TicketCore(f"t-{self.turns}", "s-1"), Cell()
         plain = {"expect_conversation": None, "pin": False, "request_hash": STANDARD.fingerprint(request)}
         message = m.PrepareTurn(
             turn_id=core.turn_id, nonce=new_nonce(), request=request, flags=NO_FLAGS, ticket=core, reply_to=reply, **{**plain, **fields}
@@ -113,8 +121,8 @@ class Rig:
         self.tell(m.Admitted(incarnation=incarnation, conversation=self.conversation.actor_ref, slot_wait_s=0.0))
         self.tell(m.ConversationOpened(incarnation=incarnation, conversation_id="c-1"))
 
-    def running(self):
-        core, _ = self.prepare()
+    def running(self, **fields):
+        core, _ = self.prepare(**fields)
         self.run(core)
         self.open()
         self.store()
@@ -240,6 +248,68 @@ def test_a_ticket_that_cannot_be_recorded_is_refused_by_name_and_the_next_one_is
     with pytest.raises(SessionStateError):
         core.cell.get()
     assert rig.prepare()[1].get() is None
+
+
+def test_a_ticket_is_superseded_only_by_one_that_is_on_record(rig):
+    old, _ = rig.prepare()
+    _, reply = rig.prepare(durable=False)
+    assert not old.cell.settled
+    rig.store(FULL)
+    with pytest.raises(StoreUnavailableError):
+        reply.get()
+    rig.store()
+    assert [record.turn_id for record in rig.written(r.TicketPrepared)] == ["t-1", "t-2", "t-1"]
+    assert STANDARD.encode(rig.replayed()) == STANDARD.encode(rig.actor._state)
+    rig.run(old)
+    rig.open()
+    rig.store()
+    rig.end(old)
+    rig.store()
+    assert old.cell.get().result.text == "done"
+
+
+def test_a_ticket_is_put_back_behind_several_that_were_refused(rig):
+    old, _ = rig.prepare()
+    second, _ = rig.prepare(durable=False)
+    third, _ = rig.prepare(durable=False)
+    with pytest.raises(SessionStateError, match="superseded by 't-3'"):
+        second.cell.get()
+    rig.store(FULL)
+    assert rig.core.view.turn_id == "t-1"
+    assert not old.cell.settled
+    rig.run(third)
+    with pytest.raises(SessionStateError):
+        third.cell.get()
+
+
+def test_a_ticket_whose_successor_is_on_record_is_superseded(rig):
+    old, _ = rig.prepare()
+    rig.prepare()
+    with pytest.raises(SessionStateError, match="superseded by 't-2'"):
+        old.cell.get()
+
+
+@pytest.mark.parametrize("meanwhile", ["run", "cancelled", "closed", "crashed"])
+def test_a_ticket_in_between_has_one_end_whatever_happens_meanwhile(rig, meanwhile):
+    old, _ = rig.prepare()
+    _, reply = rig.prepare(durable=False)
+    match meanwhile:
+        case "run":
+            rig.run(old)
+        case "cancelled":
+            old.cancel(TurnCancelledError("t-1"))
+            rig.tell(m.CancelTurn(turn_id="t-1"))
+        case "closed":
+            rig.tell(m.CloseSession())
+        case "crashed":
+            rig.tell(m.Spent(incarnation=1, usage=object()))
+            rig.tell(m.Spent(incarnation=1, usage=object()))
+    rig.store(FULL)
+    with pytest.raises(GreenroomError):
+        reply.get()
+    with pytest.raises((SessionStateError, TurnCancelledError, SessionCrashedError)):
+        old.cell.get()
+    assert rig.core.view.turn_id is None or meanwhile == "crashed"
 
 
 def test_a_prompt_that_cannot_be_recorded_is_not_sent(rig):

@@ -4,11 +4,21 @@ import pytest
 
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
-from greenroom.actors.dispatcher import ManualDispatcher
+from greenroom.actors.dispatcher import ManualDispatcher, TimerFired
 from greenroom.actors.runtime import LoopActor, tell
-from greenroom.actors.store import EVENTS_BACKLOG, GROUP_RECORDS, HEAL_EVERY_S, JournalActor, Keeper, plainer, unavailable
-from greenroom.errors import JournalError, StoreFailedError, StoreUnavailableError, TurnFailedError
-from greenroom.journal import STANDARD, Journal, Recovery
+from greenroom.actors.store import (
+    EVENTS_BACKLOG,
+    GROUP_RECORDS,
+    HEAL_EVERY_S,
+    TRIM,
+    TRIM_PAUSE_S,
+    JournalActor,
+    Keeper,
+    plainer,
+    unavailable,
+)
+from greenroom.errors import JournalError, SessionCrashedError, StoreFailedError, StoreUnavailableError, TurnFailedError
+from greenroom.journal import STANDARD, Journal, Recovery, Retention
 from greenroom.journal import records as r
 from greenroom.model import FailureKind, StoreFault
 from greenroom.policy import events as e
@@ -214,6 +224,43 @@ def test_a_question_is_answered_behind_what_was_told_before(rig):
     assert rig.ask("find_key", "s-1", "k").turn_id == "t-1"
 
 
+def test_a_question_is_not_answered_over_what_is_owed(rig):
+    rig.journal.ill, rig.journal.plan = True, ["begin"]
+    rig.put(opened(), prepared())
+    rig.idle()
+    with pytest.raises(StoreFailedError):
+        rig.ask("ticket", "t-1")
+    rig.journal.ill = False
+    rig.clock.wait(HEAL_EVERY_S)  # nobody has looked yet whether it is well
+    assert rig.ask("ticket", "t-1").turn_id == "t-1"
+
+
+def test_a_crash_costs_nothing_of_what_was_told_behind_it(tmp_path):
+    dispatcher = ManualDispatcher(FakeClock())
+    keeper = Keeper(Journal.open(tmp_path / "state"), loop=dispatcher)
+    waiter = Waiter.start(dispatcher)
+    late = Cell()
+    keeper.put(opened())
+    tell(keeper.ref(), m.Consult(question="nothing of the kind", names=(), reply_to=Cell()))
+    tell(keeper.ref(), m.Record(records=(prepared(),), sequence=1, session=waiter))
+    tell(keeper.ref(), m.Consult(question="sessions", names=(), reply_to=late))
+    keeper.put(sent())
+    dispatcher.run_until_idle()
+    assert isinstance(waiter._actor_weakref().answers[1], StoreFailedError)
+    with pytest.raises(StoreFailedError):
+        late.get()
+    reply = Cell()
+    tell(keeper.ref(), m.Consult(question="ticket", names=("t-1",), reply_to=reply))
+    dispatcher.run_until_idle()
+    assert reply.get().attempt == 1
+    waiter.stop(block=False)
+    closed = Cell()
+    tell(keeper.ref(), m.CloseJournal(reply_to=closed))
+    dispatcher.run_until_idle()
+    dispatcher.stop()
+    assert closed.settled
+
+
 def test_closing_writes_what_waits_and_what_is_owed(tmp_path):
     rig = Rig(tmp_path / "state")
     rig.journal.plan, rig.journal.ill = ["commit"], True
@@ -245,6 +292,11 @@ def test_a_crash_answers_what_was_in_hand_and_its_successor_writes_it(tmp_path):
         keeper.close()
 
 
+def test_what_is_no_failure_of_the_store_is_refused_as_what_it_is():
+    crashed = SessionCrashedError("s-1", "a defect")
+    assert unavailable("no turn was prepared", crashed) is crashed
+
+
 def test_the_refusal_says_what_was_not_done_why_and_what_to_do():
     refused = unavailable("no turn was prepared", StoreFailedError(StoreFault.FULL, "disk is full", path="/s/journal.db"))
     assert isinstance(refused, StoreUnavailableError)
@@ -253,3 +305,37 @@ def test_the_refusal_says_what_was_not_done_why_and_what_to_do():
     assert refused.hint == "make room on the disk; then try again"
     odd = JournalError("cannot record a Thing")
     assert unavailable("no turn was prepared", odd) is odd
+
+
+# --- forgetting
+
+
+def test_what_is_too_old_is_forgotten_soon_after_the_opening_and_every_minute_then(rig):
+    def events():
+        return rig.ask("events", "s-1").batches
+
+    rig.journal.close()
+    ref = JournalActor.start(
+        rig.dispatcher, journal=(journal := Flaky.open(rig.directory, clock_wall=rig.clock.wall)), retention=Retention(max_age_s=1000.0)
+    )
+    rig.ref.stop(block=False)
+    rig.ref, rig.journal = ref, journal
+    rig.put(opened(), spoken(1, at_wall_s=rig.clock.wall() - 1001.0), spoken(2, at_wall_s=rig.clock.wall()))
+    rig.idle()
+    assert len(events()) == 2
+    rig.clock.advance(TRIM_PAUSE_S)
+    rig.idle()
+    assert [batch.first_sequence for batch in events()] == [2]
+    rig.clock.advance(1001.0)
+    rig.idle()
+    assert events() == ()
+
+
+def test_a_journal_that_is_never_idle_forgets_all_the_same(rig):
+    rig.put(opened(), spoken(1, at_wall_s=-(10.0**9)))
+    rig.idle()
+    tell(rig.ref, TimerFired(token=TRIM))
+    for first in range(2, 40):
+        rig.put(spoken(first, at_wall_s=rig.clock.wall()), waiting=False)
+    rig.idle()
+    assert [batch.first_sequence for batch in rig.ask("events", "s-1").batches] == list(range(2, 40))

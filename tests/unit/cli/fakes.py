@@ -9,6 +9,7 @@ import attrs
 
 from greenroom.errors import SessionStateError, TurnCancelledError
 from greenroom.events import AssistantText
+from greenroom.liveness import Liveness, LivenessReason
 from greenroom.model import Continuity, ProviderUsage, TokenUsage, Turn, TurnResult
 
 
@@ -33,12 +34,16 @@ class FakeTicket:
     interrupted: bool = False
 
 
+AT_WORK = Liveness(reason=LivenessReason.MODEL, since_monotonic_s=0.0, for_s=0.0, quiet_s=0.0)
+
+
 @attrs.define(eq=False)
 class FakeSession:
     room: FakeRoom
     name: str
     conversation_id: str | None
     spent: ProviderUsage | None = None
+    liveness: Liveness = AT_WORK
     closed: bool = False
     wake: asyncio.Event = attrs.field(factory=asyncio.Event)
 
@@ -166,6 +171,7 @@ class Watcher:
     """A progress that keeps what it is told."""
 
     begun: list[str] = attrs.field(factory=list)
+    live: dict = attrs.field(factory=dict)
     records: list = attrs.field(factory=list)
     events: list = attrs.field(factory=list)
     notes: list[str] = attrs.field(factory=list)
@@ -173,6 +179,9 @@ class Watcher:
 
     def began(self, key):
         self.begun.append(key)
+
+    def opened(self, key, liveness):
+        self.live[key] = liveness
 
     def event(self, key, event):
         self.events.append((key, event))

@@ -73,8 +73,14 @@ def test_a_dry_run_starts_and_writes_nothing(folder):
     assert result.exit_code == 0
     assert engine.opened == []
     assert (folder / "out.jsonl").read_text() == '{"id": "half'
-    assert result.stdout.splitlines()[0] == "wave 1"
+    assert result.stdout.splitlines()[:2] == ["wave 1", f"  a: claude, bypass, {folder}"]
     assert result.stdout.splitlines()[-1] == "3 tasks, 3 sessions, 0 done in an earlier run; nothing was started"
+
+
+def test_one_task_is_told_as_one(folder):
+    (folder / "tasks.toml").write_text('[[task]]\nprompt = "x"\npermissions = "bypass"\n')
+    told = greenroom("run", "tasks.toml", "--dry-run").stdout.splitlines()[-1]
+    assert told == "1 task, 1 session, 0 done in an earlier run; nothing was started"
 
 
 def test_bad_input_starts_nothing_and_says_all_of_it(folder):
@@ -123,6 +129,7 @@ def test_a_missing_binary_is_told_with_its_hint(folder):
     assert result.exit_code == 1
     assert "'claude': not found on PATH" in result.stderr
     assert "hint: install it" in result.stderr
+    assert "answers" not in result.stderr  # there are none
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -139,7 +146,7 @@ def test_a_signal_stops_in_order_and_leaves_the_lines(number, folder):
     stopper.start()
     result = greenroom("run", "tasks.toml", "--out", "out.jsonl", "--parallel", "2", engine=engine)
     stopper.join()
-    assert result.exit_code == 130, result.output
+    assert result.exit_code == 128 + number, result.output
     assert {line["id"]: line["outcome"] for line in lines(folder / "out.jsonl")} == {
         "a": "interrupted",
         "b": "interrupted",

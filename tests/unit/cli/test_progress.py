@@ -11,11 +11,12 @@ from greenroom.cli.progress import Board, State
 from greenroom.cli.reporter import Reporter, Screen
 from greenroom.cli.results import Outcome, TaskRecord
 from greenroom.cli.safe_text import fit, one_line
-from greenroom.cli.view import render, short_count, short_time
+from greenroom.cli.view import in_short, render, short_count, short_time
 from greenroom.events import (
     AssistantText,
     Lifecycle,
     RawOutput,
+    Stalled,
     SteerConsumed,
     ToolCall,
     ToolResult,
@@ -23,6 +24,7 @@ from greenroom.events import (
     TransportRestarted,
     UsageReport,
 )
+from greenroom.liveness import Liveness, LivenessReason, RunningTool
 from greenroom.model import ProviderUsage, TokenUsage
 
 
@@ -128,6 +130,63 @@ def test_long_lines_are_cut_by_terminal_cells():
     assert fit("abcd", 3) == "ab…"
     assert fit("abc", 0) == ""
     assert len(one_line("x" * 10_000_000)) == 400
+
+
+def live(reason, *, for_s=0.0, left_s=None, tool=""):
+    tools = (RunningTool(tool_id="a", tool=tool, detail="", since_monotonic_s=0.0),) if tool else ()
+    until_s = None if left_s is None else for_s + left_s
+    return Liveness(reason=reason, since_monotonic_s=0.0, for_s=for_s, quiet_s=0.0, until_monotonic_s=until_s, tools=tools)
+
+
+R = LivenessReason
+SHORT = [
+    (live(R.TOOL, for_s=12, tool="Bash"), "tool Bash 12s"),
+    (live(R.TOOL, for_s=65, tool="WebFetch"), "WebFetch 1m05"),
+    (live(R.TOOL, for_s=7200, tool="mcp__tiny__echo"), "mcp__tin… 2h00"),
+    (live(R.TOOL, for_s=1, tool="\x1b[2Ja\nb"), "tool a b 1s"),
+    (live(R.RETRY, for_s=2, left_s=28), "retry in 28s"),
+    (live(R.LIMIT, for_s=2, left_s=4000), "limit in 1h06"),
+    (live(R.APPROVAL, for_s=3, tool="Bash"), "approval 3s"),
+    (live(R.SILENT, for_s=900, tool="Bash"), "silent 15m00"),
+    (live(R.START_SLOT, for_s=3), "slot 3s"),
+]
+
+
+@pytest.mark.parametrize(("now", "words"), SHORT, ids=[words for _, words in SHORT])
+def test_what_a_session_is_at_in_a_narrow_column(now, words):
+    assert in_short(now, 14) == words
+    board = Board([("a", "a")])
+    board.began("a", 1.0)
+    board.opened("a", lambda: now)
+    assert words in drawn(board, 80, 24)[3]
+
+
+@pytest.mark.parametrize("reason", [reason for reason in R if reason not in {R.IDLE, R.CLOSED, R.TOOL}])
+def test_every_reason_fits_the_column(reason):
+    assert len(in_short(live(reason, for_s=3599), 14)) <= 14
+    assert len(in_short(live(reason, left_s=9), 14)) <= 14
+
+
+@pytest.mark.parametrize("reason", [R.IDLE, R.CLOSED])
+def test_a_session_that_is_at_nothing_leaves_the_rows_own_state(reason):
+    board = Board([("a", "a")])
+    board.began("a", 1.0)
+    board.opened("a", lambda: live(reason))
+    assert "starting" in drawn(board, 80, 24)[3]
+
+
+def test_a_row_that_has_ended_asks_no_session():
+    board = Board([("a", "a")])
+    board.began("a", 1.0)
+    board.opened("a", lambda: 1 / 0)
+    board.ended(TaskRecord(id="a", session="a", outcome=Outcome.DONE), 2.0)
+    assert "done" in drawn(board, 80, 24)[3]
+
+
+def test_a_stall_is_a_line():
+    board = Board([("a", "a")])
+    board.began("a", 1.0)
+    assert board.event("a", Stalled("model at work", 900.0)).text == "silent for 900 s (model at work)"
 
 
 @pytest.mark.parametrize(

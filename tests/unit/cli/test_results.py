@@ -112,4 +112,4 @@ def test_a_task_is_done_only_with_the_same_content(tmp_path):
     ],
 )
 def test_exit_status(outcomes, interrupted, status):
-    assert exit_status(map(Outcome, outcomes.split()), interrupted=interrupted) == status
+    assert exit_status(map(Outcome, outcomes.split()), stopped=130 if interrupted else None) == status

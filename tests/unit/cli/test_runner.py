@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import attrs
@@ -34,7 +35,7 @@ def task(name, *, session=None, after=(), prompt=None, **more):
 class Play:
     """One run over a fake room."""
 
-    def __init__(self, tasks, *, scripts=None, parallel=8, max_cost_usd=None, done=None, log=None, room=None):
+    def __init__(self, tasks, *, scripts=None, parallel=8, max_cost_usd=None, done=None, log=None, room=None, grace_s=0.0):
         self.room = room or FakeRoom(scripts=scripts or {})
         self.watcher = Watcher()
         self.rounds = 50
@@ -46,7 +47,7 @@ class Play:
             progress=self.watcher,
             offload=inline,
             stop=self.stop,
-            limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd),
+            limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, grace_s=grace_s),
             log=log,
             done=done,
         )
@@ -68,7 +69,7 @@ class Play:
 
     @property
     def status(self):
-        return exit_status(self.runner.outcomes.values(), interrupted=self.stop.asked)
+        return exit_status(self.runner.outcomes.values(), stopped=self.stop.status if self.stop.asked else None)
 
 
 @st.composite
@@ -218,6 +219,31 @@ def test_one_ctrl_c_interrupts_what_runs_in_order_and_starts_nothing_more():
     assert play.room.interrupts == ["b", "c"]
     assert play.room.deadlines == []
     assert play.status == 130
+
+
+def test_running_turns_may_end_within_the_grace_and_nothing_more_begins():
+    play = Play([task(name) for name in "abc"], scripts={"a": Script(steps=200), "b": Script(steps=200)}, parallel=2, grace_s=60.0)
+    assert play.run(play.stop.ask) == {"a": "done", "b": "done", "c": "not_started"}
+    assert play.room.interrupts == []
+    assert play.status == 130
+
+
+def test_what_outlasts_the_grace_is_interrupted():
+    play = Play([task("a"), task("b")], scripts={"a": Script(forever=True)}, parallel=1, grace_s=0.01)
+    assert play.run(play.stop.ask) == {"a": "interrupted", "b": "not_started"}
+    assert play.room.interrupts == ["a"]
+
+
+def test_a_second_stop_ends_the_grace():
+    play = Play([task("a")], scripts={"a": Script(forever=True, deaf=True)}, grace_s=60.0)
+    assert play.run(play.stop.ask, play.stop.ask) == {"a": "interrupted"}
+    assert play.room.deadlines == [1.0]
+
+
+def test_the_status_names_the_signal():
+    play = Play([task("a"), task("b")], scripts={"a": Script(forever=True)}, parallel=1)
+    play.run(lambda: play.stop.ask(signal.SIGTERM), lambda: play.stop.ask(signal.SIGINT))
+    assert play.status == 143
 
 
 def test_ctrl_c_twice_closes_the_room_at_once():

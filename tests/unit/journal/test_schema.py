@@ -7,7 +7,8 @@ import sqlite3
 import pytest
 
 from greenroom.errors import StateDirError
-from greenroom.journal import STANDARD, Journal, Recovery, Verdict
+from greenroom.journal import STANDARD, Journal, Recovery, Retention, Verdict
+from greenroom.journal.records import TicketReported
 from greenroom.journal.schema import APPLICATION_ID, CORE_TABLES, MIGRATIONS, migrate, version_of
 from greenroom.journal.tables import Writer
 from greenroom.model import StateDirProblem
@@ -46,8 +47,10 @@ def old(state_dir):
     state_dir.mkdir(mode=0o700)
     connection = sqlite3.connect(state_dir / "journal.db", isolation_level=None)
     connection.executescript(f"PRAGMA application_id = {APPLICATION_ID}; {VERSION_1}")
+    for name in ("s-1", "s-2"):
+        connection.execute("INSERT INTO session (session_id, opened) VALUES (?, ?)", (name, STANDARD.encode(opened(name))))
     writer = Writer(connection, STANDARD)
-    for record in (opened("s-1"), opened("s-2"), prepared(), sent(), named(1), spoken(1, 2), spoken(5, 2, session_id="s-2")):
+    for record in (prepared(), sent(), named(1), spoken(1, 2), spoken(5, 2, session_id="s-2")):
         writer.write(record, 7.0)
     connection.close()
     return state_dir
@@ -56,15 +59,15 @@ def old(state_dir):
 def test_an_old_journal_is_brought_up_to_date_and_keeps_what_is_in_it(old):
     for _ in range(2):
         with Journal.open(old, clock_wall=lambda: 9.0) as journal:
-            assert journal.rows("SELECT * FROM schema_version") == [(1, 5.0), (2, 9.0)]
+            assert journal.rows("SELECT * FROM schema_version") == [(1, 5.0), *((n, 9.0) for n in range(2, len(MIGRATIONS) + 1))]
             recovery = Recovery(journal)
             assert [(ticket.turn_id, ticket.verdict, ticket.at_s) for ticket in recovery.unfinished()] == [("t-1", Verdict.UNKNOWN, 7.0)]
             assert recovery.inputs("s-1") == (named(1).event,)
             assert (recovery.events("s-1").batches, recovery.events("s-1").gaps) == ((spoken(1, 2),), ())
             assert [(gap.first_sequence, gap.last_sequence) for gap in recovery.events("s-2").gaps] == [(1, 4)]
     with Journal.open(old) as journal:
-        write(journal, spoken(7, 1, session_id="s-2"))
-        journal.trim(max_age_s=0.0, max_bytes=10**9)
+        write(journal, TicketReported(turn_id="t-1"), spoken(7, 1, session_id="s-2"))
+        journal.trim(Retention(max_age_s=0.0, max_bytes=10**9))
         assert Recovery(journal).events("s-2").gaps[-1].last_sequence == 7
 
 
@@ -118,7 +121,7 @@ def test_a_newer_version_is_refused_and_left_as_it_is(state_dir):
         journal._connection.execute("INSERT INTO schema_version VALUES (99, 1.0)")
     before = (state_dir / "journal.db").read_bytes()
     for _ in range(2):
-        with pytest.raises(StateDirError, match="version 99, and this program knows up to version 2") as caught:
+        with pytest.raises(StateDirError, match=f"version 99, and this program knows up to version {len(MIGRATIONS)}") as caught:
             Journal.open(state_dir)
         assert caught.value.problem is StateDirProblem.NEWER_VERSION
     assert (state_dir / "journal.db").read_bytes() == before

@@ -54,8 +54,9 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
 )
-from greenroom.policy.restart import RestartPolicy
+from greenroom.policy.restart import IN_USE_DELAYS_S, RestartPolicy
 from greenroom.policy.session import Phase, Settings, initial, public_snapshot, step
 from greenroom.policy.table import told
 from greenroom.policy.wire_ids import proposed_conversation, receipt
@@ -398,6 +399,28 @@ def test_a_conversation_in_use_is_waited_for_bounded_and_kept():
     play.start_failed(SessionResumeError("c1", in_use=True))
     assert play.error.in_use
     assert play.state.conversation_id == "c1"
+
+
+def test_an_attempts_time_begins_when_a_process_has_it_and_what_comes_before_has_bounds_of_its_own():
+    play = Play(C1).prepare(timeout=3.0).run()
+    for delay_s in IN_USE_DELAYS_S:
+        play.after(60.0).start_failed(SessionResumeError("c1", in_use=True))
+        assert play.latest(Wait).delay_s == delay_s
+        play.after(delay_s).told(WaitDone, wait_id=play.state.waiting.wait_id)
+    assert play.all(SetDeadline) == []
+    play.told(DeadlinePassed, turn_id="t1", attempt=0)
+    assert play.all(Fail) == []
+    play.after(60.0).opened("c1", slot_wait_s=100.0)
+    assert play.latest(Execute).deadline_s == play.now_s + 3.0
+    # Once it has begun it goes on over a death, a restart and a conversation in use.
+    deadline_s = play.now_s + 3.0
+    play.after(1.0).died(sent=True)
+    assert play.latest(SetDeadline).deadline_s == deadline_s
+    play.waited().start_failed(SessionResumeError("c1", in_use=True))
+    assert play.latest(SetDeadline).deadline_s == deadline_s
+    play.now_s = deadline_s
+    play.told(DeadlinePassed, turn_id="t1", attempt=1)
+    assert isinstance(play.error, TurnTimeoutError)
 
 
 def test_a_turn_whose_conversation_is_in_use_gives_up_its_process():
@@ -801,6 +824,22 @@ def test_a_deadline_that_comes_too_early_is_set_again_and_one_for_elsewhere_is_i
     assert play.last == (SetDeadline(turn_id="t1", attempt=1, deadline_s=60.0),)
     assert play.after(60).told(DeadlinePassed, turn_id="t1", attempt=2).words == "Ignored"
     assert play.told(DeadlinePassed, turn_id="t0", attempt=1).words == "Ignored"
+
+
+def test_a_wait_for_a_person_puts_the_deadline_off():
+    play = Play().running(timeout=60.0)
+    assert play.told(WaitedForPerson, turn_id="t0", waited_s=30.0).words == "Ignored"
+    play.told(WaitedForPerson, turn_id="t1", waited_s=30.0).died(sent=True)
+    assert SetDeadline(turn_id="t1", attempt=1, deadline_s=90.0) in play.last
+    play.after(60).told(DeadlinePassed, turn_id="t1", attempt=1)
+    assert play.last == (SetDeadline(turn_id="t1", attempt=1, deadline_s=90.0),)
+    play.after(30).told(DeadlinePassed, turn_id="t1", attempt=1)
+    assert isinstance(play.error, TurnTimeoutError)
+
+
+def test_without_a_timeout_there_is_nothing_to_put_off():
+    assert Play().running().told(WaitedForPerson, turn_id="t1", waited_s=30.0).words == "Ignored"
+    assert Play().told(WaitedForPerson, turn_id="t1", waited_s=30.0).words == "Ignored"
 
 
 # --- money --------------------------------------------------------------------------------------------------------------------

@@ -92,7 +92,8 @@ def test_a_result_of_a_turn_that_nobody_asked_for_is_booked_and_told_apart() -> 
     cli.feed(init(), says("theirs"), calls("Bash"), background_result())
     assert not cli.of(AttemptEnded, AssistantText, ToolCall)
     assert cli.of(Booked)[0].usage.tokens.input == 100
-    assert [item.kind for item in cli.of(Lifecycle)] == ["credential", "background turn"]
+    assert [item.kind for item in cli.of(Lifecycle)] == ["credential", "background turn", "background turn"]
+    assert [item.ongoing for item in cli.of(Lifecycle)] == [None, True, False]
 
 
 def test_it_ends_while_our_prompt_is_queued() -> None:
@@ -625,7 +626,9 @@ def test_the_clis_own_retries_are_told() -> None:
     cli = Cli().ready()
     retry = {"attempt": 1, "max_retries": 3, "retry_delay_ms": 587.5, "error_status": 529, "error": "overloaded"}
     cli.feed({"type": "system", "subtype": "api_retry", **retry})
-    assert cli.of(Lifecycle)[-1] == Lifecycle("provider retry", "overloaded (status 529), attempt 1 of 3, next in 0.5875 s")
+    assert cli.of(Lifecycle)[-1] == Lifecycle(
+        "provider retry", "overloaded (status 529), attempt 1 of 3, next in 0.5875 s", about="overloaded", delay_s=0.5875
+    )
 
 
 def test_a_skill() -> None:
