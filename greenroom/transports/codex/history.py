@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from greenroom.attachments import name_in
 from greenroom.history import Clipper, ItemKind, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.transports.codex import items
 from greenroom.transports.codex.lines import Frame, number, obj, rows, text
@@ -104,11 +105,17 @@ def _items(row: Frame, clip: Clipper) -> Iterator[ThreadItem]:
 
 
 def _said(part: Frame, item_id: str, clip: Clipper) -> ThreadItem:
-    if part.get("type") == "text":
-        return _text(ItemKind.USER_TEXT, text(part.get("text")), item_id, clip)
+    said = text(part.get("text"))
+    if part.get("type") != "text":
+        return _text(ItemKind.ATTACHMENT, f"{text(part.get('type'))} {_where(part)}".strip(), item_id, clip)
+    name = name_in(said)
+    return _text(ItemKind.USER_TEXT, said, item_id, clip) if name is None else _text(ItemKind.ATTACHMENT, f"text {name}", item_id, clip)
+
+
+def _where(part: Frame) -> str:
+    """Return where an image is, or what it is if it came along."""
     where = text(part.get("path")) or text(part.get("url")) or text(part.get("name"))
-    attached = f"{text(part.get('type'))} {where.partition(',')[0] if where.startswith('data:') else where}"
-    return _text(ItemKind.ATTACHMENT, attached.strip(), item_id, clip)
+    return where.removeprefix("data:").partition(";")[0] if where.startswith("data:") else where
 
 
 def _text(kind: ItemKind, said: str, item_id: str, clip: Clipper) -> ThreadItem:

@@ -11,8 +11,10 @@ import uuid
 
 import pytest
 
+from greenroom.attachments import as_text
 from greenroom.errors import QueryFailedError, SessionResumeError
 from greenroom.history import Clipper, ItemKind, TurnStatus
+from greenroom.model import TextAttachment
 from greenroom.transports.claude import history, queries
 
 ID = "00000000-0000-4000-8000-0000000000aa"
@@ -239,10 +241,13 @@ def test_the_same_words_after_a_turn_that_ended_are_a_prompt(script, read):
 def test_steered_texts_and_attachments_are_the_users(script, read):
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "…"}}
     script.user([{"type": "text", "text": "look"}, image])
+    noted = as_text(TextAttachment(text="a < b", name='a "b" & c'))
     script.row("attachment", attachment={"type": "queued_command", "prompt": "faster", "source_uuid": "s", "commandMode": "prompt"})
     script.row("attachment", attachment={"type": "queued_command", "prompt": "a task", "commandMode": "task-notification"})
     script.says("done")
-    (turn,) = read().turns
+    script.user([{"type": "text", "text": noted}, {"type": "text", "text": "this"}])
+    turn, second = read().turns
+    assert [(item.kind, item.text) for item in second.items] == [(ItemKind.ATTACHMENT, 'text a "b" & c'), (ItemKind.USER_TEXT, "this")]
     assert [(item.kind, item.text) for item in turn.items[:3]] == [
         (ItemKind.USER_TEXT, "look"),
         (ItemKind.ATTACHMENT, "image image/png"),
