@@ -8,6 +8,7 @@ takes (5 MB is what the Messages API takes of an image; Codex repeats its input 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +18,7 @@ import attrs
 from greenroom.errors import AttachmentError
 from greenroom.model import Attachment, ImageAttachment, TextAttachment, TurnRequest
 
-__all__ = ["Attachment", "ImageAttachment", "TextAttachment", "as_text", "attachment_from", "load", "without_content"]
+__all__ = ["Attachment", "ImageAttachment", "TextAttachment", "as_text", "attachment_from", "load", "name_in", "without_content"]
 
 MAX_ATTACHMENTS = 20
 MAX_IMAGE_BYTES = 5 * 1024 * 1024
@@ -27,6 +28,9 @@ MAX_TOTAL_BYTES = 10 * 1024 * 1024
 
 _SIGNATURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF87a", "image/gif"), (b"GIF89a", "image/gif"))
 _KINDS = "PNG, JPEG, GIF and WebP"
+
+
+_AS_TEXT = re.compile(r'<attachment name="([^"\n]*)">\n.*</attachment>\n?', re.DOTALL)
 
 
 def load(request: TurnRequest) -> TurnRequest:
@@ -54,6 +58,12 @@ def attachment_from(path: Path | str) -> Attachment:
     if kind_of(data) is not None:
         return _image(str(path), data, None)
     return _text(Path(path).name, data)
+
+
+def name_in(text: str) -> str | None:
+    """Return the name of the text attachment that `text` is, as `as_text` writes it; None for any other text."""
+    found = _AS_TEXT.fullmatch(text)
+    return None if found is None else found[1].replace("&quot;", '"').replace("&amp;", "&")
 
 
 def as_text(attachment: TextAttachment) -> str:

@@ -10,7 +10,7 @@ import pytest
 from greenroom import AccountInUse, AccountKind, QueryFailedError, Session, SessionStateError, Thread, ToolCall, TurnFailedError, TurnStatus
 from tests.e2e.codex_stage import CodexStage
 from tests.e2e.stage import until
-from tests.e2e.test_history import SAYS, THINKS, TOOL, USER, prompts, session_account, told
+from tests.e2e.test_history import ATTACHED, NOTED, SAYS, THINKS, TOOL, USER, prompts, session_account, told
 from tests.faults.killing import KillsQueries
 
 PIN = {"pin": True}
@@ -60,6 +60,12 @@ def test_a_history_tells_turns_with_their_items(codex_stage: CodexStage) -> None
     assert cut.turns[-1].status is TurnStatus.RUNNING
     assert after.turns[-1].status is TurnStatus.INTERRUPTED
     assert session.read_thread() == after  # closed, and given up by its server
+
+
+def test_attachments_are_noted(codex_stage: CodexStage) -> None:
+    with codex_stage.session() as session:
+        codex_stage.run(session, "SAY one", attachments=ATTACHED)
+        assert told(session.read_thread()) == [[*NOTED, (USER, "SAY one"), (SAYS, "one")]]
 
 
 def test_retries_and_steers_are_no_turns_of_their_own(codex_stage: CodexStage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import pathlib
@@ -18,12 +19,14 @@ from greenroom import (
     AccountKind,
     ApprovalPolicy,
     Greenroom,
+    ImageAttachment,
     ItemKind,
     NativePermissions,
     OutputSchema,
     QueryFailedError,
     Session,
     SessionStateError,
+    TextAttachment,
     Thread,
     ToolCall,
     TurnFailedError,
@@ -34,6 +37,11 @@ from tests.e2e.stage import Stage, until
 from tests.faults.killing import KillsQueries
 
 USER, SAYS, TOOL, THINKS = ItemKind.USER_TEXT, ItemKind.ASSISTANT_TEXT, ItemKind.TOOL_CALL, ItemKind.REASONING
+
+
+PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
+ATTACHED = (ImageAttachment(data=PIXEL), TextAttachment(text="some notes", name="notes.txt"))
+NOTED = [(ItemKind.ATTACHMENT, "image image/png"), (ItemKind.ATTACHMENT, "text notes.txt")]
 
 
 def told(thread: Thread) -> list[list[tuple[ItemKind, str]]]:
@@ -184,9 +192,10 @@ def test_an_answer_by_a_schema_is_complete_and_images_are_noted(stage: Stage) ->
     with stage.session() as session:
         assert stage.run(session, 'STRUCTURED {"n": 7}', output_schema=schema).result.structured_output == {"n": 7}
         assert session.read_thread().turns[0].status is TurnStatus.COMPLETED
-        running = stage.begin(session, "SAY two")
-        running.join()
-        assert session.read_thread().turns[1].status is TurnStatus.COMPLETED
+        stage.run(session, "SAY two", attachments=ATTACHED)
+        thread = session.read_thread()
+    assert thread.turns[1].status is TurnStatus.COMPLETED
+    assert told(thread)[1] == [*NOTED, (USER, "SAY two"), (SAYS, "two")]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.2, 0.35, 0.5])

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from greenroom.attachments import name_in
 from greenroom.history import Clipper, ItemKind, Thread, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.transports.claude.lines import CONTINUE_TEXT
 
@@ -236,11 +237,13 @@ class _Teller:
 
     def _add_said(self, said: list[dict[str, Any]], item_id: str) -> None:
         for block in said:
-            if block.get("type") == "text":
-                if _str(block.get("text")).strip():
-                    self._add(ItemKind.USER_TEXT, _str(block.get("text")), item_id)
-            else:
+            text = _str(block.get("text"))
+            if block.get("type") != "text":
                 self._add(ItemKind.ATTACHMENT, _attached(block), item_id)
+            elif (name := name_in(text)) is not None:
+                self._add(ItemKind.ATTACHMENT, f"text {name}".strip(), item_id)
+            elif text.strip():
+                self._add(ItemKind.USER_TEXT, text, item_id)
 
     def _attachment(self, row: _Row) -> None:
         """A text that was steered into the turn; the CLI's other attachments are its own affair."""

@@ -7,12 +7,13 @@ disk once something was said in it: a message of blanks is answered by the CLI i
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 from greenroom.errors import QueryFailedError, SessionResumeError, SessionStateError
-from greenroom.history import Account, ItemKind, Thread
+from greenroom.history import Account, ItemKind, Thread, TurnStatus
 from greenroom.ids import new_nonce
 from greenroom.model import Checkpoint, ProviderUsage
 from greenroom.transports.claude import history, lines
@@ -24,6 +25,8 @@ _LATER = frozenset({"stale_target", "unseen_later_turn"})
 _STREAM = ("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose")
 _ALONE = ("--permission-prompts", "none", "--strict-mcp-config", "--settings", '{"disableAllHooks":true}')
 _BLANK = "  "
+_LATE_S = 0.1
+_LATE_ROUNDS = 3
 
 Facts = dict[str, Any]
 _Frames = Generator[bytes | None, Line, Facts]
@@ -118,6 +121,16 @@ def rewind(target: str, last_said: Iterable[str], conversation_id: str) -> Scrip
 
 
 # --- aside -----------------------------------------------------------------------------------------------------------------------
+
+
+def read_settled(home: Path, conversation_id: str) -> Thread:
+    """Read a conversation in which no turn runs, once the CLI has written the end of its last one: it does so up to 0.1 s late."""
+    for _ in range(_LATE_ROUNDS):
+        thread = read_thread(home, conversation_id)
+        if not thread.turns or thread.turns[-1].status is not TurnStatus.INTERRUPTED:
+            return thread
+        threading.Event().wait(_LATE_S)
+    return thread
 
 
 def fork_arguments(thread: Thread, fork_id: str) -> tuple[str, ...]:

@@ -239,7 +239,7 @@ class ClaudeStreamTransport:
         """Return a new conversation with the history of `spec.resume_id`, which is left as it is. Raises as `rollback`."""
         conversation_id, fork_id = spec.resume_id or "", new_nonce()
         home = Path(self.state_home)
-        more = queries.fork_arguments(queries.read_thread(home, conversation_id), fork_id)
+        more = queries.fork_arguments(queries.read_settled(home, conversation_id), fork_id)
         self._home_models.keep(fork_id, self._home_models.of(conversation_id))
         return queries.fork(
             self._place(f"conversation {conversation_id!r} was not forked", spec.cwd, *more), home, conversation_id, fork_id

@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from greenroom.attachments import name_in
 from greenroom.history import Clipper, ItemKind, ThreadItem, ThreadTurn, TurnStatus
 from greenroom.transports.codex import items
 from greenroom.transports.codex.lines import Frame, number, obj, rows, text
@@ -28,17 +29,34 @@ _UNFINISHED = frozenset({TurnStatus.INTERRUPTED, TurnStatus.ERROR})
 
 def turns_of(wire_turns: Iterable[Frame], *, running: bool = False, clipper: Clipper | None = None) -> tuple[ThreadTurn, ...]:
     """Return the turns, given in their order. `running`: a turn runs, which a server that does not run it calls interrupted."""
-    clip, turns, open_end = clipper or Clipper(), list[ThreadTurn](), False
+    teller = Teller(clipper or Clipper())
     for wire in wire_turns:
-        turn = _turn(wire, clip)
-        open_end = turn.status is TurnStatus.INTERRUPTED and wire.get("completedAt") is None
-        if turns and turns[-1].status in _UNFINISHED and (_goes_on(turn) or not turns[-1].items):
-            turns[-1] = _joined(turns[-1], turn)
+        teller.take(wire)
+    return teller.turns(running=running)
+
+
+class Teller:
+    """Makes turns of what the server tells, page by page: what is cut off is not kept."""
+
+    def __init__(self, clipper: Clipper) -> None:
+        self._clip = clipper
+        self._turns: list[ThreadTurn] = []
+        self._open_end = False
+
+    def take(self, wire: Frame) -> None:
+        """Take the next turn."""
+        turn, known = _turn(wire, self._clip), self._turns
+        self._open_end = turn.status is TurnStatus.INTERRUPTED and wire.get("completedAt") is None
+        if known and known[-1].status in _UNFINISHED and (_goes_on(turn) or not known[-1].items):
+            known[-1] = _joined(known[-1], turn)
         else:
-            turns.append(turn)
-    if turns and running and open_end:
-        turns[-1] = attrs.evolve(turns[-1], status=TurnStatus.RUNNING)
-    return tuple(turns)
+            known.append(turn)
+
+    def turns(self, *, running: bool = False) -> tuple[ThreadTurn, ...]:
+        """Return the turns so far."""
+        if self._turns and running and self._open_end:
+            return (*self._turns[:-1], attrs.evolve(self._turns[-1], status=TurnStatus.RUNNING))
+        return tuple(self._turns)
 
 
 def _turn(wire: Frame, clip: Clipper) -> ThreadTurn:
@@ -87,11 +105,17 @@ def _items(row: Frame, clip: Clipper) -> Iterator[ThreadItem]:
 
 
 def _said(part: Frame, item_id: str, clip: Clipper) -> ThreadItem:
-    if part.get("type") == "text":
-        return _text(ItemKind.USER_TEXT, text(part.get("text")), item_id, clip)
+    said = text(part.get("text"))
+    if part.get("type") != "text":
+        return _text(ItemKind.ATTACHMENT, f"{text(part.get('type'))} {_where(part)}".strip(), item_id, clip)
+    name = name_in(said)
+    return _text(ItemKind.USER_TEXT, said, item_id, clip) if name is None else _text(ItemKind.ATTACHMENT, f"text {name}", item_id, clip)
+
+
+def _where(part: Frame) -> str:
+    """Return where an image is, or what it is if it came along."""
     where = text(part.get("path")) or text(part.get("url")) or text(part.get("name"))
-    attached = f"{text(part.get('type'))} {where.partition(',')[0] if where.startswith('data:') else where}"
-    return _text(ItemKind.ATTACHMENT, attached.strip(), item_id, clip)
+    return where.removeprefix("data:").partition(";")[0] if where.startswith("data:") else where
 
 
 def _text(kind: ItemKind, said: str, item_id: str, clip: Clipper) -> ThreadItem:

@@ -17,7 +17,7 @@ from greenroom.model import ProviderUsage
 from greenroom.transports.codex import lines
 from greenroom.transports.codex.account import PROVIDER, WHOSE, account_of
 from greenroom.transports.codex.classify import ARCHIVED, refused_open
-from greenroom.transports.codex.history import turns_of
+from greenroom.transports.codex.history import Teller
 from greenroom.transports.codex.lines import Frame, obj, rows, text
 from greenroom.transports.codex.usage import ROLLED_BACK
 from greenroom.transports.pipes import Oversized
@@ -81,14 +81,14 @@ def read_thread(thread_id: str, *, running: bool = False) -> Script[Thread]:
     """Read a thread's turns, page by page."""
     server = Server()
     yield from server.hello()
-    wire = yield from _turns(server, thread_id, missing_is_empty=running)
-    return Thread(thread_id=thread_id, turns=turns_of(wire, running=running, clipper=Clipper()))
+    turns = yield from _turns(server, thread_id, running=running, missing_is_empty=running)
+    return Thread(thread_id=thread_id, turns=turns)
 
 
 def _turns(
-    server: Server, thread_id: str, *, view: str = "full", missing_is_empty: bool = False
-) -> Generator[bytes | None, Line, list[Frame]]:
-    found: list[Frame] = []
+    server: Server, thread_id: str, *, view: str = "full", running: bool = False, missing_is_empty: bool = False
+) -> Generator[bytes | None, Line, tuple[ThreadTurn, ...]]:
+    teller, pages = Teller(Clipper()), 0
     cursor, limit, view_now = None, PAGE_TURNS, view
     while True:
         asked = {"threadId": thread_id, "limit": limit, "sortDirection": "asc", "itemsView": view_now}
@@ -98,14 +98,16 @@ def _turns(
             limit, view_now = (1, view_now) if limit > 1 else (1, "summary")
             continue
         if reply.error is not None or reply.too_long:
-            if missing_is_empty and not found:
-                return []
+            if missing_is_empty and not pages:
+                return ()
             raise _refused(reply, thread_id, f"thread {thread_id!r} cannot be read")
-        found += rows(reply.result.get("data"))
+        pages += 1
+        for wire in rows(reply.result.get("data")):
+            teller.take(wire)
         cursor = reply.result.get("nextCursor")
         limit, view_now = PAGE_TURNS, view
         if not isinstance(cursor, str) or not cursor:
-            return found
+            return teller.turns(running=running)
 
 
 def _refused(reply: Reply, thread_id: str, what: str) -> GreenroomError:
@@ -125,7 +127,7 @@ def rollback(thread_id: str, num_turns: int, usage: ProviderUsage | None) -> Scr
     server = Server()
     yield from server.hello()
     yield from _load(server, thread_id)
-    before = turns_of((yield from _turns(server, thread_id, view="summary")))
+    before = yield from _turns(server, thread_id, view="summary")
     if num_turns > len(before):
         raise SessionStateError(f"cannot go back by {num_turns} turns: conversation {thread_id!r} has {len(before)}")
     keep, target = before[:-num_turns], before[-num_turns]
@@ -133,7 +135,7 @@ def rollback(thread_id: str, num_turns: int, usage: ProviderUsage | None) -> Scr
     reply = yield from server.ask("thread/revert", {"threadId": thread_id, "beforeTurnId": target.turn_id})
     if reply.error is not None or reply.too_long:
         raise _refused(reply, thread_id, what)
-    after = turns_of((yield from _turns(server, thread_id, view="summary", missing_is_empty=not keep)))
+    after = yield from _turns(server, thread_id, view="summary", missing_is_empty=not keep)
     if _ids(after) != _ids(keep):
         raise QueryFailedError(what, f"the server reverted it, and still has {len(after)} turns on record")
     return _rebased(usage, empty=not keep)

@@ -11,8 +11,10 @@ import uuid
 
 import pytest
 
+from greenroom.attachments import as_text
 from greenroom.errors import QueryFailedError, SessionResumeError
 from greenroom.history import Clipper, ItemKind, TurnStatus
+from greenroom.model import TextAttachment
 from greenroom.transports.claude import history, queries
 
 ID = "00000000-0000-4000-8000-0000000000aa"
@@ -239,10 +241,13 @@ def test_the_same_words_after_a_turn_that_ended_are_a_prompt(script, read):
 def test_steered_texts_and_attachments_are_the_users(script, read):
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "…"}}
     script.user([{"type": "text", "text": "look"}, image])
+    noted = as_text(TextAttachment(text="a < b", name='a "b" & c'))
     script.row("attachment", attachment={"type": "queued_command", "prompt": "faster", "source_uuid": "s", "commandMode": "prompt"})
     script.row("attachment", attachment={"type": "queued_command", "prompt": "a task", "commandMode": "task-notification"})
     script.says("done")
-    (turn,) = read().turns
+    script.user([{"type": "text", "text": noted}, {"type": "text", "text": "this"}])
+    turn, second = read().turns
+    assert [(item.kind, item.text) for item in second.items] == [(ItemKind.ATTACHMENT, 'text a "b" & c'), (ItemKind.USER_TEXT, "this")]
     assert [(item.kind, item.text) for item in turn.items[:3]] == [
         (ItemKind.USER_TEXT, "look"),
         (ItemKind.ATTACHMENT, "image image/png"),
@@ -363,3 +368,26 @@ def test_fifty_megabytes_take_seconds_and_little_memory(script, tmp_path):
     assert len(thread.turns) == 50
     assert took_s < 20
     assert peak < size / 3
+
+
+def test_a_conversation_is_forked_when_its_last_turn_is_written(script, tmp_path):
+    script.user("one")
+    path = home_with(script, tmp_path)
+    answer = script.says("late")
+
+    def write():
+        with path.open("ab") as rows:
+            rows.write(script.rows[-1] + b"\n")
+
+    threading.Timer(0.1, write).start()
+    thread = queries.read_settled(tmp_path, ID)
+    assert thread.turns[0].status is TurnStatus.COMPLETED
+    assert queries.fork_arguments(thread, "f") == ("--resume", ID, "--fork-session", "--session-id", "f", "--resume-session-at", answer)
+
+
+def test_a_conversation_that_was_cut_is_forked_as_it_is(script, tmp_path):
+    script.user("one")
+    script.calls("a")
+    home_with(script, tmp_path)
+    thread = queries.read_settled(tmp_path, ID)
+    assert queries.fork_arguments(thread, "f") == ("--resume", ID, "--fork-session", "--session-id", "f")

@@ -179,7 +179,7 @@ def test_items_of_all_kinds():
     )
     assert [(item.kind, item.text or item.tool) for item in turn.items] == [
         (ItemKind.ATTACHMENT, "localImage /a.png"),
-        (ItemKind.ATTACHMENT, "image data:image/png;base64"),
+        (ItemKind.ATTACHMENT, "image image/png"),
         (ItemKind.REASONING, "hm"),
         (ItemKind.TOOL_CALL, "shell"),
         (ItemKind.TOOL_CALL, "apply_patch"),
