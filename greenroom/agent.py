@@ -28,6 +28,7 @@ from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.asks import Answer, AskPolicy, Pending
+from greenroom.attachments import load
 from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
     NoRunningTurnError,
@@ -63,6 +64,7 @@ from greenroom.policy.stall import StallPolicy
 from greenroom.streams import TurnStream, waker
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
+from greenroom.transports.refusals import refuse_undeclared
 
 if TYPE_CHECKING:
     from greenroom.room import FoundSession, Greenroom
@@ -398,12 +400,14 @@ class Session:
         seen to end is taken up where it was cut.
 
         Raises ContinuityError when the session does not hold `expect_conversation`, ProviderCapabilityError for what the provider
-        cannot do, SessionStateError while a turn runs, after close, and for a key that belongs to another request;
+        cannot do, AttachmentError for a file that cannot be shown to the model,
+        SessionStateError while a turn runs, after close, and for a key that belongs to another request;
         StoreUnavailableError when it cannot be recorded, JournalError for a request that can never be.
         """
         self._check()
         if not isinstance(request, TurnRequest):
             raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
+        request = load(request)
         if key is None:
             return self._prepare(request, expect_conversation=expect_conversation, pin=pin)
         with self._key_lock:
@@ -417,11 +421,15 @@ class Session:
             if found is None:
                 return self._prepare(request, key=key, **demands)
             check_same(key, found.turn_id, found.request_hash, request_hash)
-            return self._take_up(found)
+            # The same request, and the whole of it: of one that is done with, the record has not kept what was attached.
+            return self._take_up(attrs.evolve(found, request=request))
         if known.open:
             return known.ticket
         if known.ran:
             return self._ended_ticket(known.ticket.turn_id, request, known.core.cell.outcome)
+        known.core.replace()
+        if known.core.sent and (found := self._room._consult("find_key", self.id, key)) is not None:
+            return self._take_up(found)
         return self._prepare(request, key=key, turn_id=known.ticket.turn_id, nonce=known.nonce, **demands)
 
     def _take_up(self, found: RecoveredTicket) -> TurnTicket:
@@ -475,12 +483,14 @@ class Session:
     ) -> TurnTicket:
         transport = self._core.transport
         flags = NO_FLAGS
+        refuse_undeclared(transport.profile, request)
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
             flags = transport.flags(self._core.spec, request)
         request_hash = STANDARD.fingerprint(request) if key is not None or self._room.durable else ""
         turn_id = turn_id or self._ids.new_id("turn")
         core = TicketCore(turn_id, self.id, on_told=self._room._teller(turn_id))
+        core.sent = sent is not None
         reply: Cell[str | None] = Cell()
         message = m.PrepareTurn(
             turn_id=turn_id,

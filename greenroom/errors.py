@@ -12,6 +12,7 @@ GreenroomError
 │   └── CliTimeoutError         the same, from a one-shot process
 ├── ProviderCapabilityError     the provider cannot do what was asked
 │   └── SchemaDialectError      the provider cannot take this JSON schema
+├── AttachmentError             an image or text that cannot be shown to the model (also a ValueError)
 ├── ContinuityError             the session holds another conversation than the caller demands
 ├── SessionStateError           the call does not fit the state of the session or the ticket
 │   ├── NoRunningTurnError      there is no turn to steer, or to interrupt
@@ -210,6 +211,16 @@ class SchemaDialectError(ProviderCapabilityError):
     def __init__(self, problems: tuple[str, ...], *, provider: str = "") -> None:
         self.problems = tuple(problems)
         super().__init__("unusable output schema: " + "; ".join(problems), provider=provider)
+
+
+class AttachmentError(GreenroomError, ValueError):
+    """An attachment cannot be given to the model: `name` says which, `why` what is wrong with it. Nothing was sent."""
+
+    def __init__(self, name: str, why: str, *, hint: str | None = None) -> None:
+        self.name = name
+        self.why = why
+        self.hint = hint
+        super().__init__(f"attachment {name!r} {why}")
 
 
 class QueryFailedError(GreenroomError):

@@ -159,6 +159,14 @@ class ApprovalDenied(AgentEvent):
 
 
 @attrs.frozen
+class PermissionsDiffer(AgentEvent):
+    """What the provider says of its permissions is not what was `asked`. The start, or the turn, ends with a ProviderCapabilityError."""
+
+    asked: str
+    reported: str
+
+
+@attrs.frozen
 class ApprovalRequested(AgentEvent):
     """The agent asks for leave, and the request waits for a person."""
 

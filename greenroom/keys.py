@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from greenroom.actors.ticket import TicketCore, TicketState
-from greenroom.errors import GreenroomError, SessionStateError, StoreUnavailableError
+from greenroom.errors import SessionStateError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from greenroom.agent import TurnTicket
@@ -29,14 +29,11 @@ class Keyed:
 
     @property
     def ran(self) -> bool:
-        """Whether it has an outcome: not one that was cancelled, superseded or refused before anything was sent."""
+        """Whether it has an outcome: not one that was cancelled, superseded or refused."""
         if self.open or self.core.state is not TicketState.BEGUN:
             return False
-        try:
-            self.core.cell.get()
-        except GreenroomError as error:
-            return not isinstance(error, (SessionStateError, StoreUnavailableError))
-        return True
+        outcome = self.core.cell.outcome
+        return self.core.sent if isinstance(outcome, SessionStateError) else not isinstance(outcome, StoreUnavailableError)
 
 
 MAX_KEYS = 1000

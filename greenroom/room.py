@@ -27,7 +27,7 @@ from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
-from greenroom.actors.ledger import Ledger
+from greenroom.actors.ledger import NOT_RUN, Ledger
 from greenroom.actors.orphans import end_orphans
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import Past, SessionActor, SessionCore
@@ -37,13 +37,13 @@ from greenroom.agent import Agent, Session
 from greenroom.asks import Answer, Pending
 from greenroom.clock import Clock, SystemClock
 from greenroom.directory import SessionDirectory, found_record
-from greenroom.errors import JournalError, SessionStateError, StoreUnavailableError
+from greenroom.errors import JournalError, SessionCrashedError, SessionStateError, StoreUnavailableError
 from greenroom.front import ById
 from greenroom.ids import IdAllocator, RandomIds
 from greenroom.journal import Journal, Recovery, Retention
 from greenroom.journal.files import Sync
 from greenroom.journal.records import AskClosed, SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
-from greenroom.model import Checkpoint
+from greenroom.model import Checkpoint, Turn
 from greenroom.policy.session import replay_on
 from greenroom.recovered import Recovered, recovered
 from greenroom.signals import ClosingOnSignals
@@ -68,6 +68,11 @@ class Greenroom(ById):
     cut (`sync="full"`). Opening it ends what a dead program left running there (at most 5 s), and resends nothing: `recovered()` lists
     what was not finished; `retention` says how long it remembers the rest. Raises StateDirError for a directory that cannot be used.
     """
+
+    # What it stands on; a simulation that is stepped by hand has its own.
+    _acquire_engine = staticmethod(engines.acquire)
+    _open_file = staticmethod(Journal.open)
+    _keep = staticmethod(Keeper)
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class Greenroom(ById):
         if state_dir is not None:
             self._open_journal(state_dir, sync, retention)
         self._audience = Audience(self._consult if self.durable else None)
-        self._engine = engines.acquire()
+        self._engine = self._acquire_engine()
         self._supervisor: pykka.ActorRef[Any] = SupervisorActor.start(
             self._engine.loop,
             executor=LocalExecutor(),
@@ -120,7 +125,7 @@ class Greenroom(ById):
 
     def _open_journal(self, state_dir: Path | str, sync: Sync, retention: Retention) -> None:
         """Open the journal, and end what a dead host left running, before anything of ours runs."""
-        journal = Journal.open(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
+        journal = self._open_file(state_dir, sync=sync, clock_wall=self.clock.wall, classes=(Flags,))
         try:
             recovery = Recovery(journal)
             left = recovery.processes()
@@ -137,7 +142,7 @@ class Greenroom(ById):
                 self.directory.register(found_record(session))
         for pending in self._expired:
             self._book.settle(pending)
-        self._keeper = Keeper(journal, retention)
+        self._keeper = self._keep(journal, retention)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
         self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))
@@ -266,10 +271,12 @@ class Greenroom(ById):
         """Whether what happens is journalled."""
         return self._keeper is not None
 
-    def _teller(self, turn_id: str) -> Callable[[], None] | None:
-        """Return what notes that a caller has the outcome of the turn."""
+    def _teller(self, turn_id: str) -> Callable[[Turn | BaseException], None] | None:
+        """Return what notes that a caller has the outcome of the turn, or an error that is none."""
         keeper = self._keeper
-        return None if keeper is None else lambda: keeper.put(TicketReported(turn_id=turn_id))
+        if keeper is None:
+            return None
+        return lambda outcome: keeper.put(TicketReported(turn_id=turn_id, unrun=isinstance(outcome, (*NOT_RUN, SessionCrashedError))))
 
     def _consult(self, question: str, *names: str | int) -> Any:
         """Ask the journal; None without one."""

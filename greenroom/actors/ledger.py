@@ -25,7 +25,7 @@ SNAPSHOT_EVERY = 200
 """After so many inputs the state is recorded, and they are dropped: a session that is open for months does not grow without bound."""
 
 _AWAITED = (r.TicketPrepared, r.TicketSent, r.TicketEnded)
-_NOT_RUN = (SessionStateError, StoreUnavailableError)
+NOT_RUN = (SessionStateError, StoreUnavailableError)
 
 
 @attrs.define(kw_only=True)
@@ -129,13 +129,14 @@ def _sent(command: c.Execute, after: State) -> r.TicketSent:
 
 
 def _failed(command: c.Fail, before: State) -> Iterator[r.Record]:
-    """A ticket of which nothing was sent, and not for a fault of its own, has no outcome: it may be prepared again."""
+    """A ticket that was refused, and not for a fault of its own, has no outcome: it may be prepared again, or taken up."""
     ticket = before.ticket
-    if ticket is None or not isinstance(command.error, _NOT_RUN) or ticket.attempt > 1:
+    again = ticket is not None and ticket.attempt > 1
+    if ticket is None or not isinstance(command.error, NOT_RUN) or (again and not isinstance(command.error, StoreUnavailableError)):
         yield r.TicketEnded(turn_id=command.turn_id, outcome=command.error)
-    elif not ticket.maybe_taken:
+    elif not again and not ticket.maybe_taken:
         yield _discarded(ticket)
-    # else a dead host sent it: what became of that is as unknown as before
+    # else it was sent before: what became of that is as unknown as before
 
 
 def _superseded(command: c.Grant, before: State) -> Iterator[r.Record]:

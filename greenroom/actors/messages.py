@@ -341,6 +341,7 @@ class TurnEnded(Message):
     nudgeable: bool
     keeps_conversation: bool
     forced: bool
+    sent: bool = True
 
 
 @attrs.frozen(kw_only=True)

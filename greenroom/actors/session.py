@@ -34,6 +34,7 @@ from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.asks import AskPolicy
+from greenroom.attachments import without_content
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
@@ -101,9 +102,9 @@ class SessionCore:
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
-    rewinding: set[str] = attrs.field(factory=set)
     pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
     monotonic: Callable[[], float] = time.monotonic
+    rewinding: set[str] = attrs.field(factory=set)
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -167,6 +168,7 @@ class SessionActor(LoopActor):
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
         self._tickets: dict[str, TicketCore] = {}
+        self._unsettled: dict[str, TicketCore] = {}
         self._requests: dict[str, m.PrepareTurn] = {}
         self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
@@ -186,9 +188,9 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
         self._draining = False
         self._displaced = Displaced()
-        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
         hands = Hands(
             emit=self._emit,
             tell_conversation=self._tell_now,
@@ -416,7 +418,7 @@ class SessionActor(LoopActor):
                 now_s=self._now_s(),
                 turn_id=message.turn_id,
                 nonce=message.nonce,
-                request=message.request,
+                request=without_content(message.request),
                 expect_conversation=message.expect_conversation,
                 pin=message.pin,
                 sent_attempt=message.sent.attempt if message.sent is not None else 0,
@@ -494,8 +496,9 @@ class SessionActor(LoopActor):
         tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
         if ticket is None:
             return
-        # A store that fails never costs a finished result: `_stored` has reported it.
-        self._gate.hold(lambda _error: ending(ticket))
+        # A store that fails never costs a finished result: `_stored` has reported it, to this caller too.
+        self._unsettled[turn_id] = ticket
+        self._gate.hold(lambda _error: ending(self._unsettled.pop(turn_id, ticket)))
         self._watch_gate()
 
     def _forget(self, turn_id: str) -> None:
@@ -556,7 +559,7 @@ class SessionActor(LoopActor):
 
     def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...], now_s: float) -> None:
         first, self._sequence = self._sequence + 1, self._sequence + len(events)
-        ticket = self._tickets.get(turn_id) if turn_id is not None else None
+        ticket = self._tickets.get(turn_id, self._unsettled.get(turn_id)) if turn_id is not None else None
         sink = ticket.sink if ticket is not None else None
         if sink is not None or self._ledger is not None or self._core.publish is not None:
             clock = self.dispatcher.clock
@@ -686,15 +689,17 @@ class SessionActor(LoopActor):
         self._receipt = command.receipt
         self._stall_watch.begin(self._state.settings.stall)
         if self._ledger is None:
+            prepared.ticket.sent = True
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
-            self._gate.hold(lambda error: self._send(command, attempt, error), needs=self._recorded)
+            self._gate.hold(lambda error: self._send(command, prepared.ticket, attempt, error), needs=self._recorded)
             self._watch_gate()
 
-    def _send(self, command: c.Execute, attempt: Attempt, error: BaseException | None) -> None:
+    def _send(self, command: c.Execute, ticket: TicketCore, attempt: Attempt, error: BaseException | None) -> None:
         """The attempt is on record as sent: let it go. Or it is not, and then nothing of it is."""
         if error is None:
             if command.incarnation not in self._ending:
+                ticket.sent = True
                 self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
             return
         if self._over:
@@ -750,6 +755,7 @@ class SessionActor(LoopActor):
                     cumulative=message.cumulative,
                     duration_ms=message.duration_ms,
                     nudgeable=message.nudgeable,
+                    sent=message.sent,
                     keeps_conversation=message.keeps_conversation,
                     killed=message.forced,
                 )
@@ -789,8 +795,8 @@ class SessionActor(LoopActor):
     # --- time
 
     def _wait(self, command: c.Wait) -> None:
-        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         self._core.pulse.waits(self._state, command, self._now_s())
+        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -912,7 +918,7 @@ class SessionActor(LoopActor):
         """Report what failed beside the work: it never replaces a result."""
         self._core.degraded = detail
         logger.error("session %s: %s", self._core.session_id, detail)
-        self._emit(0, None, (Lifecycle("degraded", detail),))
+        self._emit(0, next(reversed(self._unsettled), None), (Lifecycle("degraded", detail),))
 
     # --- the end
 

@@ -20,7 +20,7 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.dispatcher import Dispatcher, LoopDispatcher, TimerFired
-from greenroom.actors.runtime import LoopActor, tell
+from greenroom.actors.runtime import LoopActor, Message, tell
 from greenroom.clock import SystemClock
 from greenroom.errors import GreenroomError, JournalError, StoreFailedError, StoreUnavailableError
 from greenroom.journal import Journal, Record, Recovery, Retention
@@ -96,7 +96,7 @@ class JournalActor(LoopActor):
             case m.Record():
                 self._take(message)
             case m.Consult():
-                self._flush()
+                self._flush(anyway=True)
                 self._consult(message)
             case m.CloseJournal():
                 self._flush()
@@ -235,7 +235,8 @@ class JournalActor(LoopActor):
 
     def _consult(self, message: m.Consult) -> None:
         try:
-            if not self._journal.healthy:
+            # While something is owed the journal is not what was told: then nobody but `_flush` may make it well.
+            if not self._journal.healthy and not self._books.owed:
                 self._heal()
             message.reply_to.settle(getattr(self._recovery, message.question)(*message.names))
         except GreenroomError as error:
@@ -265,13 +266,23 @@ class JournalActor(LoopActor):
         self.finish()
 
     def on_down(self, error: BaseException | None) -> None:
-        """Answer whoever waits for what was in hand."""
+        """Answer whoever waits for what was in hand, or behind it: that is owed now, so that no fact is missing among the others."""
         failure = StoreFailedError(StoreFault.OTHER, f"its actor crashed: {error!r}", path=str(self._journal.path))
         group, self._group = self._group, []
+        if error is not None:
+            group += self._unheard()
         for message in group:
             self._books.owed.extend(record for record in message.records if not isinstance(record, AgentEvents))
             if message.session is not None:
                 tell(message.session, m.Stored(sequence=message.sequence, error=failure))
+
+    def _unheard(self) -> list[m.Record]:
+        """Take what is to be written out of the inbox; the rest answers for itself."""
+        waiting = [envelope.message for envelope in self._inbox.drain()]
+        for message in waiting:
+            if not isinstance(message, m.Record) and isinstance(message, Message):
+                message.refuse()
+        return [message for message in waiting if isinstance(message, m.Record)]
 
 
 def plainer(record: Record, codec: Codec) -> Record | None:
@@ -306,10 +317,16 @@ def _writable(value: Any, codec: Codec) -> bool:
 class Keeper:
     """What a room has of its journal: the actor on its thread, started again when it crashes. Any thread."""
 
-    def __init__(self, journal: Journal, retention: Retention = Retention()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        journal: Journal,
+        retention: Retention = Retention(),  # noqa: B008 - frozen
+        *,
+        loop: LoopDispatcher | None = None,
+    ) -> None:
         self.journal = journal
         self._retention = retention
-        self._loop = LoopDispatcher(name="greenroom-journal", starter=False)
+        self._loop = loop or LoopDispatcher(name="greenroom-journal", starter=False)
         self._books = Books()
         self._lock = threading.Lock()
         self._crashes: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
@@ -371,8 +388,8 @@ _HINTS = {
 
 
 def unavailable(what: str, error: BaseException) -> GreenroomError:
-    """Return the refusal of something that had to be recorded first; a value that cannot be recorded at all is refused as that."""
-    if isinstance(error, JournalError):
+    """Return the refusal of something that had to be recorded first; what is no failure of the store is refused as what it is."""
+    if isinstance(error, GreenroomError) and not isinstance(error, StoreFailedError):
         return error
     kind = error.kind if isinstance(error, StoreFailedError) else StoreFault.OTHER
     hint = _HINTS.get(kind, "see to the disk under the state directory") + "; then try again"

@@ -157,6 +157,7 @@ def _turn_ended(incarnation: int, ended: AttemptEnded) -> m.TurnEnded:
         cumulative=ended.cumulative,
         duration_ms=ended.duration_ms,
         nudgeable=ended.nudgeable,
+        sent=ended.sent,
         keeps_conversation=ended.keeps_conversation,
         forced=ended.forced,
     )

@@ -164,11 +164,12 @@ class TicketState(enum.Enum):
 class TicketCore:
     """The shared half of a ticket."""
 
-    __slots__ = ("_lock", "_on_told", "cell", "recorded", "session_id", "sink", "state", "turn_id")
+    __slots__ = ("_lock", "_on_told", "cell", "recorded", "sent", "session_id", "sink", "state", "turn_id")
 
-    def __init__(self, turn_id: str, session_id: str = "", on_told: Callable[[], None] | None = None) -> None:
+    def __init__(self, turn_id: str, session_id: str = "", on_told: Callable[[Turn | BaseException], None] | None = None) -> None:
         self._on_told = on_told
         self.recorded = False
+        self.sent = False  # whether an attempt has left; set by the session, before it does
         self.turn_id = turn_id
         self.session_id = session_id
         self.cell: Cell[Turn] = Cell()
@@ -177,7 +178,9 @@ class TicketCore:
         self._lock = threading.Lock()
 
     @classmethod
-    def ended(cls, turn_id: str, session_id: str, outcome: Turn | BaseException, on_told: Callable[[], None] | None = None) -> TicketCore:
+    def ended(
+        cls, turn_id: str, session_id: str, outcome: Turn | BaseException, on_told: Callable[[Turn | BaseException], None] | None = None
+    ) -> TicketCore:
         """Return the core of a turn that ended before: to run it is to be given its outcome, as often as wanted."""
         core = cls(turn_id, session_id, on_told)
         core.recorded = True
@@ -211,12 +214,17 @@ class TicketCore:
             return True
 
     def outcome(self) -> Turn:
-        """Return or raise the outcome, to a caller; the first time, `on_told` is called."""
+        """Return or raise the outcome, to a caller; the first time, `on_told` is called with it."""
         with self._lock:
             on_told, self._on_told = self._on_told, None
         if on_told is not None and self.state is TicketState.BEGUN:
-            on_told()
+            on_told(self.cell.outcome)
         return self.cell.get()
+
+    def replace(self) -> None:
+        """The turn is prepared anew under its id: who reads this ticket from now on is not told what becomes of that."""
+        with self._lock:
+            self._on_told = None
 
     def finish(self, turn: Turn) -> None:
         """End it well. Events first: whoever sees the outcome has been handed every event."""

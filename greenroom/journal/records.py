@@ -107,9 +107,10 @@ class TicketEnded(Record):
 
 @attrs.frozen(kw_only=True)
 class TicketReported(Record):
-    """The caller has the outcome."""
+    """The caller has the outcome. `unrun`: it has an error that is none (a refusal, a crash of ours): what is open stays open."""
 
     turn_id: str
+    unrun: bool = False
 
 
 @attrs.frozen(kw_only=True)

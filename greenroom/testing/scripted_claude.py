@@ -1493,9 +1493,15 @@ class Cli:
     def on_set_permission_mode(self, request_id: str | None, request: Frame) -> None:
         self.flags["--permission-mode"] = str(request.get("mode"))
         self.reply(request_id, {"mode": request.get("mode")})
+        told: Frame = {"type": "system", "subtype": "status", "status": None, "permissionMode": request.get("mode")}
+        self.out.frame({**told, "uuid": new_uuid(), "session_id": self.session_id})
 
     def on_set_model(self, request_id: str | None, request: Frame) -> None:
-        self.reply(request_id, {"model": request.get("model") or MODEL})
+        self.flags["--model"] = str(request.get("model") or MODEL)
+        self.reply(request_id, {"model": self.flags["--model"]})
+
+    def on_get_settings(self, request_id: str | None, request: Frame) -> None:
+        self.reply(request_id, {"effective": {}, "sources": [], "applied": {"model": self.flags.get("--model") or MODEL}})
 
     def on_mcp_status(self, request_id: str | None, request: Frame) -> None:
         self.reply(request_id, {"mcpServers": []})

@@ -204,7 +204,10 @@ class LaunchSpec:
 
 @attrs.frozen(kw_only=True)
 class Launch:
-    """What to start, and the codec that speaks to it. `env` is complete, the mark included."""
+    """What to start, and the codec that speaks to it. `env` is complete, the mark included.
+
+    `settled`: to be called once the start has succeeded or failed, whatever comes of it, by the process's driver or who else has it.
+    """
 
     argv: tuple[str, ...]
     cwd: pathlib.Path
@@ -212,6 +215,7 @@ class Launch:
     codec: Codec
     startup_timeout_s: float = 60.0
     close_grace_s: float = 5.0
+    settled: Callable[[], None] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -265,7 +269,8 @@ class Renamed(Signal):
 class AttemptEnded(Signal):
     """The attempt ended: exactly one of `result` and `error` is set. `usage` is its own consumption, `cumulative` for the checkpoint.
 
-    `nudgeable`: a retry in place is valid next. `forced`: the interrupt went unanswered, a Kill follows.
+    `nudgeable`: a retry in place is valid next. `forced`: the interrupt went unanswered, a Kill follows. `sent`: False when nothing of the
+    attempt was given to the provider.
     `keeps_conversation`: an error of our making (FAIL_TURN, a line that was too long), which says nothing against the conversation.
     """
 
@@ -276,6 +281,7 @@ class AttemptEnded(Signal):
     cumulative: ProviderUsage | None = None
     duration_ms: int = 0
     nudgeable: bool = False
+    sent: bool = True
     forced: bool = False
     keeps_conversation: bool = False
 
@@ -485,7 +491,7 @@ class SharedCodec(Protocol):
 
 @attrs.frozen(kw_only=True)
 class LinkLaunch:
-    """What to start for a shared process. `max_conversations`: how many it may carry at once."""
+    """What to start for a shared process. `max_conversations`: how many it may carry at once; `settled`: as in `Launch`."""
 
     argv: tuple[str, ...]
     cwd: pathlib.Path
@@ -493,6 +499,7 @@ class LinkLaunch:
     codec: SharedCodec
     startup_timeout_s: float = 60.0
     close_grace_s: float = 5.0
+    settled: Callable[[], None] | None = None
     max_conversations: int = 32
 
 

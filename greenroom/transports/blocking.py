@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import attrs
 
+from greenroom.attachments import load
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import GreenroomError, NoRunningTurnError, ProviderCapabilityError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
@@ -24,8 +25,10 @@ from greenroom.transports.base import (
     Attempt,
     AttemptEnded,
     Flags,
+    Launch,
     LaunchSpec,
     Output,
+    Process,
     Ready,
     Renamed,
     StartFailed,
@@ -76,6 +79,7 @@ class BlockingConversation:
         """Run one turn; `emit` is called on this thread. Raises what the transport raises; SessionStateError after close."""
         if self._closed:
             raise SessionStateError("the conversation is closed")
+        request = load(request)
         self._transport.validate(self._spec, request)
         flags = self._transport.flags(self._spec, request)
         if self._driver is None or self._driver.ended or flags != self._flags:
@@ -187,7 +191,7 @@ class BlockingConversation:
             previous_usage=self._spec.previous_usage if self._incarnation == 1 else None,
         )
         launch = self._transport.launch(spec)
-        process = (self._transport.executor or LocalExecutor()).start(launch.argv, launch.cwd, launch.env)
+        process = self._process(launch)
         self._driver, self._flags = Driver(launch, process), flags
         outputs = self._driver.begin(self._clock.monotonic())
         while True:
@@ -200,6 +204,14 @@ class BlockingConversation:
                 if isinstance(output, Ended):
                     raise self._died(output)
             outputs = self._pump()
+
+    def _process(self, launch: Launch) -> Process:
+        try:
+            return (self._transport.executor or LocalExecutor()).start(launch.argv, launch.cwd, launch.env)
+        except BaseException:
+            if launch.settled is not None:
+                launch.settled()
+            raise
 
     def _pump(self) -> list[Output]:
         """Wait until something is ready or due, and let the driver see to it."""

@@ -227,6 +227,10 @@ class Driver:
         self._step, self._step_due_s = _Step.INTERRUPT, now_s + self.launch.close_grace_s
         return self.interrupt(now_s)
 
+    def _start_settled(self) -> None:
+        if self.launch.settled is not None:
+            self.launch.settled()
+
     def release(self) -> None:
         """Close the descriptors. The owner has stopped watching them; a process that still lives must be killed first."""
         self.io.close()
@@ -235,6 +239,7 @@ class Driver:
         """The owner crashed: kill the process. `process.poll` still has to reap it."""
         self.process.kill()
         self.ended = True
+        self._start_settled()
 
     # --- inside
 
@@ -263,8 +268,10 @@ class Driver:
     def _note(self, signal: Signal, now_s: float) -> None:
         if isinstance(signal, Ready):
             self.ready = True
+            self._start_settled()
         elif isinstance(signal, StartFailed):
             self._expected = True
+            self._start_settled()
             self._to_eof(now_s)
         elif isinstance(signal, (AttemptEnded, AttemptSwallowed)):
             self.attempt = None
@@ -332,6 +339,7 @@ class Driver:
         usage = self.codec.consumed() if sent else None
         outputs += self.follow(self.codec.exited(exit_, tail, now_s), now_s)
         self.ended = True
+        self._start_settled()
         self._step_due_s = self._drain_due_s = self._eof_due_s = None
         code = -exit_.signal if exit_.signal else exit_.returncode
         refused = not self.ready and not self._expected and exit_.signal is None

@@ -15,7 +15,15 @@ from typing import Any
 
 from greenroom.asks import Answer
 from greenroom.errors import CliCheckError, GreenroomError, ProviderCapabilityError, SessionResumeError, SessionStateError, TurnFailedError
-from greenroom.events import AccountInUse, ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
+from greenroom.events import (
+    AccountInUse,
+    ApprovalDenied,
+    Lifecycle,
+    PermissionsDiffer,
+    RawOutput,
+    SessionStarted,
+    SkillsDiscovered,
+)
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write, soonest
 from greenroom.transports.claude import asks, exits, lines, mapping, outcome
@@ -24,6 +32,7 @@ from greenroom.transports.claude.classify import Failure
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame, decode
+from greenroom.transports.claude.modes import SUBTYPES
 from greenroom.transports.claude.state import Phase
 from greenroom.transports.claude.turns import Turns
 
@@ -33,7 +42,7 @@ _Handler = Callable[[Frame, float], Iterator[Output]]
 _QUIET = frozenset(
     {
         *("keep_alive", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
-        *("system/status", "system/thinking_tokens", "system/task_updated", "system/task_progress"),
+        *("system/thinking_tokens", "system/task_updated", "system/task_progress"),
         *("system/session_state_changed", "system/hook_started", "system/hook_progress", "system/hook_response"),
         *("system/files_persisted", "system/local_command_output"),
     }
@@ -63,6 +72,7 @@ class ClaudeCodec:
             "rate_limit_event": self._rate_limit_event,
             "conversation_reset": self._conversation_reset,
             "system/init": self._init,
+            "system/status": self._status,
             "system/permission_denied": self._permission_denied,
             "system/api_retry": self._api_retry,
             "system/compact_boundary": self._compact_boundary,
@@ -158,9 +168,12 @@ class ClaudeCodec:
             why = f"no answer to the handshake within {self._config.startup_timeout_s:g} s"
             return [self._start_failed(CliCheckError(self._config.argv[0], why)), Kill(why)]
         out = self._settle_phase(list(self._turns.tick(now_s)))
-        if self._desk.expire(now_s):
+        late = self._desk.expire(now_s)
+        for pending in late:
+            out += self._turns.unanswered(pending, now_s)
+        if late:
             out += self._turns.write(now_s)
-        return out
+        return self._settle_phase(out)
 
     # --- the handshake -------------------------------------------------------------------------------------------------
 
@@ -191,6 +204,7 @@ class ClaudeCodec:
         facts = answer if isinstance(answer, dict) else {}
         widened = self._widened(facts)
         if widened is not None:
+            yield PermissionsDiffer(self._asked, widened)
             yield self._start_failed(
                 ProviderCapabilityError(widened, provider="claude", hint="look for settings that overrule the command line")
             )
@@ -207,6 +221,10 @@ class ClaudeCodec:
         if isinstance(mode, str) and self._config.permission_mode not in {None, mode}:
             return f"it runs in permission mode {mode!r}, not in {self._config.permission_mode!r}"
         return "it runs without its sandbox" if self._config.sandboxed and sandboxed is False else None
+
+    @property
+    def _asked(self) -> str:
+        return f"{self._config.permission_mode}{' in its sandbox' if self._config.sandboxed else ''}"
 
     def _start_refused(self, frame: Frame) -> StartFailed:
         """A result before the handshake's answer: the resume was refused; the process exits by itself."""
@@ -275,6 +293,8 @@ class ClaudeCodec:
             return
         if pending.subtype == "initialize":
             yield from self._handshake_answered(response)
+        elif pending.subtype in SUBTYPES:
+            yield from self._turns.mode_answered(pending, response, now_s)
         else:
             answer = response.get("response")
             yield from self._turns.answered(pending, answer if isinstance(answer, dict) else {}, now_s)
@@ -315,6 +335,10 @@ class ClaudeCodec:
 
     def _rate_limit_event(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield from mapping.rate_limits(frame)
+
+    def _status(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        if isinstance(frame.permission_mode, str) and self._phase is Phase.READY:
+            yield from self._turns.mode_told(frame.permission_mode, now_s)
 
     def _api_retry(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield mapping.retry_notice(frame)

@@ -13,7 +13,7 @@ import attrs
 
 from greenroom.asks import Answer
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
-from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
+from greenroom.events import ApprovalDenied, Lifecycle, PermissionsDiffer, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write, soonest
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
@@ -21,6 +21,7 @@ from greenroom.transports.claude.asks import Asks
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame
+from greenroom.transports.claude.modes import SUBTYPES, Modes, unable
 from greenroom.transports.claude.state import OpenAttempt, Owner, Pending, Steer, SteerState, Stop
 
 SETTLE_S = 2.0
@@ -36,6 +37,7 @@ class Turns:
         self._config = config
         self._desk = desk
         self._lost_calls = config.lost_calls
+        self._modes = Modes(config, desk)
         self._owner = Owner.NOBODY
         self._ledger = usage.Ledger(fresh=config.resume_id is None, previous=config.previous_usage, after_death=config.after_death)
 
@@ -65,12 +67,16 @@ class Turns:
             self.open = None
             yield AttemptSwallowed(attempt.turn_id)
             return
+        asked = self._modes.ask(attempt.request, now_s)
+        if asked is not None:
+            yield asked
+            return
         turn.written = True
         if attempt.probe:
             turn.probe_until_s = now_s + self._config.startup_timeout_s
         # Told once, with what the process is given first: a prompt too, if the CLI died before it had any of the conversation on disk.
         lost_calls, self._lost_calls = self._lost_calls, ()
-        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request.prompt, lost_calls), attempt.receipt))
+        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request, lost_calls), attempt.receipt))
 
     def steer(self, text: str, uuid: str) -> list[Output] | None:
         """Write a text for the running turn; None when there is none, or it is ending."""
@@ -81,6 +87,52 @@ class Turns:
             return [SteerRejected(text, f"it takes {size} bytes on the wire; at most {lines.MAX_TEXT_BYTES} are possible")]
         turn.steers[uuid] = Steer(text=text, uuid=uuid)
         return [Write(lines.user_message(lines.prompt_content(text), uuid))]
+
+    # --- the model and the permission mode -----------------------------------------------------------------------------
+
+    def mode_answered(self, pending: Pending, response: dict[str, Any], now_s: float) -> Iterator[Output]:
+        """The CLI answered one of the requests that a turn waits for."""
+        wrong, turn = self._modes.answered(pending, response), self.open
+        if turn is None or turn.written:
+            return
+        if wrong is None:
+            yield from self.write(now_s)
+        elif pending.subtype == "set_model":
+            turn.stop = Stop(until_s=now_s, error=wrong, keeps_conversation=True)
+            yield from self._settle(turn, now_s)
+        else:
+            yield from self._unmet(wrong, now_s)
+
+    def unanswered(self, pending: Pending, now_s: float) -> Iterator[Output]:
+        """A request of ours got no answer in time. A turn that waits for it must not run: nobody knows with what."""
+        if pending.subtype in SUBTYPES and self.open is not None and not self.open.written:
+            why = f"no answer to {pending.subtype} within {self._config.startup_timeout_s:g} s"
+            yield from self._unmet(TurnFailedError(FailureKind.OTHER, why), now_s)
+
+    def mode_told(self, mode: str, now_s: float) -> Iterator[Output]:
+        """The CLI says that its permission mode has changed."""
+        if (wrong := self._modes.told(mode)) is not None:
+            yield from self._overruled(wrong, now_s)
+
+    def _began(self, turn: OpenAttempt, frame: Frame, now_s: float) -> Iterator[Output]:
+        mode = frame.permission_mode
+        wrong = self._modes.begins(turn.attempt.request, mode) if isinstance(mode, str) else None
+        yield from self._started(turn, now_s) if wrong is None else self._overruled(wrong, now_s)
+
+    def _overruled(self, wrong: str, now_s: float) -> Iterator[Output]:
+        """The process has other permissions than it was given. It is killed, whatever it is at."""
+        yield PermissionsDiffer(self._modes.asked, wrong)
+        yield from self._unmet(unable(wrong), now_s)
+
+    def _unmet(self, error: GreenroomError, now_s: float) -> Iterator[Output]:
+        turn = self.open
+        if turn is not None:
+            turn.stop = Stop(until_s=now_s, error=error, keeps_conversation=True)
+            verdict = self._verdict(turn)
+            yield from steers.all_rejected(turn, "delivery unknown: the process is killed")
+            self._close()
+            yield from verdict.stopped(forced=True)
+        yield Kill(str(error))
 
     # --- whose frame is it? --------------------------------------------------------------------------------------------
 
@@ -108,7 +160,7 @@ class Turns:
             for steer in turn.steers.values():
                 steer.opened_turn = steer.opened_turn or steer.uuid in (frame.user_message_uuids or ())
             if turn.receipt in (frame.user_message_uuids or ()):
-                yield from self._started(turn, now_s)
+                yield from self._began(turn, frame, now_s)
         elif self._owner is not Owner.ATTEMPT:
             self._owner = Owner.CLI
             yield Lifecycle("background turn", "the CLI started a turn by itself", ongoing=True)

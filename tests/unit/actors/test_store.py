@@ -17,7 +17,7 @@ from greenroom.actors.store import (
     plainer,
     unavailable,
 )
-from greenroom.errors import JournalError, StoreFailedError, StoreUnavailableError, TurnFailedError
+from greenroom.errors import JournalError, SessionCrashedError, StoreFailedError, StoreUnavailableError, TurnFailedError
 from greenroom.journal import STANDARD, Journal, Recovery, Retention
 from greenroom.journal import records as r
 from greenroom.model import FailureKind, StoreFault
@@ -224,6 +224,43 @@ def test_a_question_is_answered_behind_what_was_told_before(rig):
     assert rig.ask("find_key", "s-1", "k").turn_id == "t-1"
 
 
+def test_a_question_is_not_answered_over_what_is_owed(rig):
+    rig.journal.ill, rig.journal.plan = True, ["begin"]
+    rig.put(opened(), prepared())
+    rig.idle()
+    with pytest.raises(StoreFailedError):
+        rig.ask("ticket", "t-1")
+    rig.journal.ill = False
+    rig.clock.wait(HEAL_EVERY_S)  # nobody has looked yet whether it is well
+    assert rig.ask("ticket", "t-1").turn_id == "t-1"
+
+
+def test_a_crash_costs_nothing_of_what_was_told_behind_it(tmp_path):
+    dispatcher = ManualDispatcher(FakeClock())
+    keeper = Keeper(Journal.open(tmp_path / "state"), loop=dispatcher)
+    waiter = Waiter.start(dispatcher)
+    late = Cell()
+    keeper.put(opened())
+    tell(keeper.ref(), m.Consult(question="nothing of the kind", names=(), reply_to=Cell()))
+    tell(keeper.ref(), m.Record(records=(prepared(),), sequence=1, session=waiter))
+    tell(keeper.ref(), m.Consult(question="sessions", names=(), reply_to=late))
+    keeper.put(sent())
+    dispatcher.run_until_idle()
+    assert isinstance(waiter._actor_weakref().answers[1], StoreFailedError)
+    with pytest.raises(StoreFailedError):
+        late.get()
+    reply = Cell()
+    tell(keeper.ref(), m.Consult(question="ticket", names=("t-1",), reply_to=reply))
+    dispatcher.run_until_idle()
+    assert reply.get().attempt == 1
+    waiter.stop(block=False)
+    closed = Cell()
+    tell(keeper.ref(), m.CloseJournal(reply_to=closed))
+    dispatcher.run_until_idle()
+    dispatcher.stop()
+    assert closed.settled
+
+
 def test_closing_writes_what_waits_and_what_is_owed(tmp_path):
     rig = Rig(tmp_path / "state")
     rig.journal.plan, rig.journal.ill = ["commit"], True
@@ -253,6 +290,11 @@ def test_a_crash_answers_what_was_in_hand_and_its_successor_writes_it(tmp_path):
         assert keeper.consult("ticket", "t-1").turn_id == "t-1"
     finally:
         keeper.close()
+
+
+def test_what_is_no_failure_of_the_store_is_refused_as_what_it_is():
+    crashed = SessionCrashedError("s-1", "a defect")
+    assert unavailable("no turn was prepared", crashed) is crashed
 
 
 def test_the_refusal_says_what_was_not_done_why_and_what_to_do():

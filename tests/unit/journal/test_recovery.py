@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 
+import attrs
 import pytest
 
 from greenroom.asks import PendingApproval
@@ -25,7 +26,7 @@ from greenroom.journal.records import (
     TicketReported,
     TicketTaken,
 )
-from greenroom.model import Checkpoint, FailureKind, ProviderUsage, TurnRequest, TurnResult
+from greenroom.model import Checkpoint, FailureKind, ImageAttachment, ProviderUsage, TurnRequest, TurnResult
 from greenroom.policy.commands import How
 from greenroom.policy.events import Named, Opened, Prepare, RunBegan, Start, Succeeded
 from greenroom.policy.session import Settings, initial, step
@@ -44,6 +45,7 @@ def asked(name="ask-1", turn_id="t-1", session_id="s-1"):
 
 AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 REPORTED = TicketReported(turn_id="t-1")
+UNRUN = TicketReported(turn_id="t-1", unrun=True)
 DISCARDED = TicketDecided(turn_id="t-1", decision=Decision.DISCARD)
 
 
@@ -63,6 +65,9 @@ DISCARDED = TicketDecided(turn_id="t-1", decision=Decision.DISCARD)
         ([DISCARDED, prepared()], Verdict.NEVER_SENT),
         ([sent(), DISCARDED, sent(attempt=2)], Verdict.UNKNOWN),
         ([sent(), REPORTED], None),
+        ([UNRUN], Verdict.NEVER_SENT),
+        ([sent(), UNRUN], Verdict.UNKNOWN),
+        ([sent(), ended(), UNRUN], None),
     ],
 )
 def test_a_ticket_gets_the_verdict_that_its_records_allow_however_often_it_is_asked(state_dir, records, verdict):
@@ -92,6 +97,32 @@ def test_a_recovered_ticket_says_all_that_is_needed_to_go_on(journal, wall):
     assert ticket.taken is False, "what was taken is an earlier attempt"
     write(journal, TicketTaken(turn_id="t-1", attempt=2))
     assert Recovery(journal).ticket("t-1").taken is True
+
+
+PICTURE = TurnRequest("look", attachments=[ImageAttachment(data=b"\x89PNG" * 10_000, media_type="image/png")])
+
+
+def request_bytes(journal):
+    return journal.rows("SELECT length(body) FROM request")[0][0]
+
+
+@pytest.mark.parametrize("end", [REPORTED, DISCARDED])
+def test_what_was_attached_is_kept_until_nobody_can_send_it_again(journal, end):
+    picture = attrs.evolve(prepared(), request=PICTURE)
+    write(journal, opened(), picture, sent(), ended())
+    (found,) = Recovery(journal).unfinished()
+    assert found.request == PICTURE, "it may be run again"
+    write(journal, end)
+    assert request_bytes(journal) < 2_000
+    assert Recovery(journal).ticket("t-1").request == TurnRequest("look")
+    assert Recovery(journal).ticket("t-1").request_hash == picture.request_hash
+    write(journal, picture)
+    assert Recovery(journal).ticket("t-1").request == PICTURE, "prepared again, it is whole again"
+
+
+def test_what_is_to_be_run_again_keeps_what_was_attached(journal):
+    write(journal, opened(), attrs.evolve(prepared(), request=PICTURE), sent(), TicketDecided(turn_id="t-1", decision=Decision.RUN_AGAIN))
+    assert Recovery(journal).ticket("t-1").request == PICTURE
 
 
 def test_tickets_come_in_the_order_of_their_preparation(journal):

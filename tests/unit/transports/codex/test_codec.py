@@ -697,13 +697,13 @@ def test_a_server_without_pages_is_asked_for_the_whole_history_once() -> None:
     assert server.of(Ready) == [Ready(T1)]
 
 
-def test_a_history_that_is_too_long_for_a_line_is_asked_for_in_brief_once() -> None:
+def test_a_history_that_is_too_long_for_a_line_is_asked_for_in_brief_and_then_only_its_end() -> None:
     server = Server().ready()
     server.attach("a", launch(resume=T1))
-    for _ in range(2):
+    for _ in range(4):
         server.keep(server.codec.oversized(40_000_000, server.now_s))
-    views = [row["params"]["initialTurnsPage"]["itemsView"] for row in server.asked("thread/resume")]
-    assert views == ["full", "summary"]
+    pages = [row["params"]["initialTurnsPage"] for row in server.asked("thread/resume")]
+    assert [(page["itemsView"], page["limit"]) for page in pages] == [("full", 8), ("summary", 8), ("summary", 2)]
     server.reply("thread/resume", past(old_turn(R1, "failed")))
     server.later(100)
     assert len(server.of(Ready, key="a")) == 1
