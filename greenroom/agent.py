@@ -20,12 +20,15 @@ import attrs
 
 from greenroom import conversations
 from greenroom.actors import messages as m
+from greenroom.actors.asks import answer_ask
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
+from greenroom.asks import Answer, AskPolicy, Pending
+from greenroom.attachments import load
 from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import (
     NoRunningTurnError,
@@ -61,6 +64,7 @@ from greenroom.policy.stall import StallPolicy
 from greenroom.streams import TurnStream, waker
 from greenroom.transports.base import Executor, StreamTransport, Transport
 from greenroom.transports.catalog import transport_for
+from greenroom.transports.refusals import refuse_undeclared
 
 if TYPE_CHECKING:
     from greenroom.room import FoundSession, Greenroom
@@ -79,9 +83,10 @@ class Agent:
     """A provider with the options that its sessions share.
 
     `provider` is a name ("claude") or a ready transport. `permissions` and `approvals` have no default: the caller decides.
-    `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `event_handlers` are
-    called on the observer's thread with the events of every session. `stall` says when a running turn has been silent for too long, and
-    what is done then (by default it is told, after a quarter of an hour); None: nothing is. Any thread.
+    `env=None` is this process's environment less the markers of a parent session; a mapping is exactly that. `asks` says how long a
+    request waits for a person under `ApprovalPolicy.ASK`, and what becomes of it then. `event_handlers` are called on the observer's
+    thread with the events of every session. `stall` says when a running turn has been silent for too long, and what is done then (by
+    default it is told, after a quarter of an hour); None: nothing is. Any thread.
 
     Raises ProviderCapabilityError for an unknown provider, and for options that the transport already has.
     """
@@ -98,6 +103,7 @@ class Agent:
         confinement: None = None,
         clock: Clock | None = None,
         ids: IdAllocator | None = None,
+        asks: AskPolicy = AskPolicy(),  # noqa: B008 - frozen
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
         restart: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         stall: StallPolicy | None = StallPolicy(),  # noqa: B008 - frozen
@@ -113,7 +119,10 @@ class Agent:
             raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
         if not isinstance(approvals, ApprovalPolicy):
             raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
+        if not isinstance(asks, AskPolicy):
+            raise TypeError(f"asks must be an AskPolicy, got {asks!r}")
         self._room = room
+        self._asks = asks
         self._clock = clock
         self._ids = ids
         self._retry = retry
@@ -208,6 +217,7 @@ class Agent:
             store=checkpoints,
             store_key=checkpoint_key,
             handlers=self._handlers,
+            asks=self._asks,
             ledger=found.ledger if found is not None else (Ledger(session_id=session_id) if room.durable else None),
             past=found.past if found is not None else None,
             pulse=Pulse(heard_s=clock.monotonic()),
@@ -390,12 +400,14 @@ class Session:
         seen to end is taken up where it was cut.
 
         Raises ContinuityError when the session does not hold `expect_conversation`, ProviderCapabilityError for what the provider
-        cannot do, SessionStateError while a turn runs, after close, and for a key that belongs to another request;
+        cannot do, AttachmentError for a file that cannot be shown to the model,
+        SessionStateError while a turn runs, after close, and for a key that belongs to another request;
         StoreUnavailableError when it cannot be recorded, JournalError for a request that can never be.
         """
         self._check()
         if not isinstance(request, TurnRequest):
             raise TypeError(f"request must be a TurnRequest, got {type(request).__name__}")
+        request = load(request)
         if key is None:
             return self._prepare(request, expect_conversation=expect_conversation, pin=pin)
         with self._key_lock:
@@ -409,7 +421,8 @@ class Session:
             if found is None:
                 return self._prepare(request, key=key, **demands)
             check_same(key, found.turn_id, found.request_hash, request_hash)
-            return self._take_up(found)
+            # The same request, and the whole of it: of one that is done with, the record has not kept what was attached.
+            return self._take_up(attrs.evolve(found, request=request))
         if known.open:
             return known.ticket
         if known.ran:
@@ -470,6 +483,7 @@ class Session:
     ) -> TurnTicket:
         transport = self._core.transport
         flags = NO_FLAGS
+        refuse_undeclared(transport.profile, request)
         if isinstance(transport, StreamTransport):
             transport.validate(self._core.spec, request)
             flags = transport.flags(self._core.spec, request)
@@ -601,6 +615,21 @@ class Session:
             tell(self._ref, m.CancelTurn(turn_id=core.turn_id))
         elif core.state is TicketState.BEGUN and not core.cell.settled:
             tell(self._ref, m.Interrupt(turn_id=core.turn_id))
+
+    # --- what waits for a person
+
+    def pending(self) -> tuple[Pending, ...]:
+        """The requests of the agent that wait for an answer, oldest first."""
+        return self._core.book.pending(self.id)
+
+    def answer(self, request_id: str, answer: Answer) -> bool:
+        """Answer a request; return whether the answer reached the agent: False when it was answered before, or waits no more.
+
+        Raises UnknownRequestError for an id under which this session never asked, TypeError and ValueError for an answer that the request
+        does not take.
+        """
+        self._room._check_process()
+        return answer_ask(self._core.book, request_id, answer, clock=self._clock, session_id=self.id)
 
     # --- conversation and end
 
@@ -774,6 +803,8 @@ def _directory(cwd: Path | str) -> Path:
 
 def _check_capable(transport: Transport, spec: ConversationSpec) -> None:
     """Refuse at once what would fail at the first start."""
+    if spec.approvals is ApprovalPolicy.ASK and not transport.profile.supports_asks:
+        raise ProviderCapabilityError("it cannot wait for a person: ApprovalPolicy.ASK", provider=transport.profile.name)
     if isinstance(transport, StreamTransport):
         transport.validate(spec, None)
         transport.check()

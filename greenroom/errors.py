@@ -12,10 +12,12 @@ GreenroomError
 │   └── CliTimeoutError         the same, from a one-shot process
 ├── ProviderCapabilityError     the provider cannot do what was asked
 │   └── SchemaDialectError      the provider cannot take this JSON schema
+├── AttachmentError             an image or text that cannot be shown to the model (also a ValueError)
 ├── ContinuityError             the session holds another conversation than the caller demands
 ├── SessionStateError           the call does not fit the state of the session or the ticket
 │   ├── NoRunningTurnError      there is no turn to steer, or to interrupt
 │   └── UnknownSessionError     there is no session under that id, or it has not been started again
+├── UnknownRequestError         nothing was ever asked under this id
 ├── TurnCancelledError          the ticket was cancelled before it ran
 ├── QueryFailedError            the provider's program gave no usable answer to a question beside the turns
 ├── SessionCrashedError         an actor of ours failed; a defect, please report it
@@ -51,6 +53,14 @@ class GreenroomError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields, so that a subclass may build its message from them."""
         return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class UnknownRequestError(GreenroomError):
+    """No request of an agent has this id."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"nothing was asked under the id {request_id!r}")
 
 
 class CliNotFoundError(GreenroomError):
@@ -201,6 +211,16 @@ class SchemaDialectError(ProviderCapabilityError):
     def __init__(self, problems: tuple[str, ...], *, provider: str = "") -> None:
         self.problems = tuple(problems)
         super().__init__("unusable output schema: " + "; ".join(problems), provider=provider)
+
+
+class AttachmentError(GreenroomError, ValueError):
+    """An attachment cannot be given to the model: `name` says which, `why` what is wrong with it. Nothing was sent."""
+
+    def __init__(self, name: str, why: str, *, hint: str | None = None) -> None:
+        self.name = name
+        self.why = why
+        self.hint = hint
+        super().__init__(f"attachment {name!r} {why}")
 
 
 class QueryFailedError(GreenroomError):

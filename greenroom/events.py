@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import attrs
 
+from greenroom.asks import Answer, PendingApproval, PendingQuestion
 from greenroom.history import Account
 from greenroom.model import ProviderUsage
 
@@ -155,6 +156,49 @@ class ApprovalDenied(AgentEvent):
 
     kind: str
     detail: str = ""
+
+
+@attrs.frozen
+class PermissionsDiffer(AgentEvent):
+    """What the provider says of its permissions is not what was `asked`. The start, or the turn, ends with a ProviderCapabilityError."""
+
+    asked: str
+    reported: str
+
+
+@attrs.frozen
+class ApprovalRequested(AgentEvent):
+    """The agent asks for leave, and the request waits for a person."""
+
+    pending: PendingApproval
+
+
+@attrs.frozen
+class ApprovalResolved(AgentEvent):
+    """The request waits no more. `verdict` is what it got, None where nobody gave one.
+
+    `by`: answer, deadline, interrupt, closed, died (its process), withdrawn (by the provider, or its turn ended).
+    """
+
+    request_id: str
+    verdict: Answer | None
+    by: str
+
+
+@attrs.frozen
+class QuestionAsked(AgentEvent):
+    """The agent asks the user something, and the question waits for a person."""
+
+    pending: PendingQuestion
+
+
+@attrs.frozen
+class QuestionResolved(AgentEvent):
+    """The question waits no more; as with ApprovalResolved."""
+
+    request_id: str
+    verdict: Answer | None
+    by: str
 
 
 @attrs.frozen

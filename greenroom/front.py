@@ -20,9 +20,11 @@ from greenroom.actors.cell import Cell
 from greenroom.actors.runtime import tell
 from greenroom.actors.ticket import TicketState
 from greenroom.agent import Agent, Session, TurnTicket
+from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
-from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, RuntimeMode, Turn, TurnRequest
+from greenroom.history import Account, Thread
+from greenroom.model import ApprovalPolicy, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
 from greenroom.streams import waker
 from greenroom.transports.base import Transport
 from greenroom.transports.catalog import PROVIDERS
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
 
 DEFAULT_PROVIDER = "codex"
 HOMES = {"codex": "CODEX_HOME", "claude": "CLAUDE_CONFIG_DIR"}
-OPTIONS = frozenset({"binary_path", "home_path", "env"})
+OPTIONS = {
+    "codex": frozenset({"binary_path", "home_path", "env"}),
+    "claude": frozenset({"binary_path", "home_path", "env", "partial_messages"}),
+}
 PERMISSIONS = {
     RuntimeMode.FULL_ACCESS: (NativePermissions.bypass(), ApprovalPolicy.DENY),
-    RuntimeMode.APPROVAL_REQUIRED: (NativePermissions(NativeMode.WORKSPACE_WRITE), ApprovalPolicy.DENY),
+    RuntimeMode.APPROVAL_REQUIRED: (NativePermissions.ask(), ApprovalPolicy.ASK),
 }
 
 ProviderOptions = Mapping[str, Mapping[str, Any]]
@@ -115,8 +120,8 @@ class ById:
         "approval-required": what it wants to change is asked for first. `cwd`: this process's by default. `resume_cursor`: what another
         session's record had; a conversation that is gone gives way to a new one, any other failure to resume is an error. A session on
         record (`state_dir`) goes on in its conversation, with the provider, directory and model that it had unless they are named.
-        `provider_options`: `binary_path`, `home_path` and `env` by the provider's name. After `timeout` seconds the record is returned as
-        it is, connecting.
+        `provider_options`: by the provider's name `binary_path`, `home_path`, `env`, and for Claude `partial_messages`. After `timeout`
+        seconds the record is returned as it is, connecting.
 
         Blocks for the check of the binary and the start. Raises SessionStateError for an id that is started already, or was stopped, and
         what `Agent` and `Agent.session` raise; ValueError and TypeError for arguments that cannot be meant. What the start of the process
@@ -262,20 +267,20 @@ class ById:
 
     # --- the conversation, and who pays
 
-    def read_thread(self, thread_id: str) -> Any:
+    def read_thread(self, thread_id: str) -> Thread:
         """Return the session's conversation: its turns with their items. Blocks; starts no turn.
 
         Raises UnknownSessionError, ProviderCapabilityError, and what `Session.read_thread` raises.
         """
-        return _able(self.session(thread_id), "read_thread")()
+        return self.session(thread_id).read_thread()
 
-    async def aread_thread(self, thread_id: str) -> Any:
+    async def aread_thread(self, thread_id: str) -> Thread:
         """The same as `read_thread`, in an event loop."""
         return await asyncio.to_thread(self.read_thread, thread_id)
 
     def rollback_thread(self, thread_id: str, num_turns: int) -> None:
         """Go back by so many turns. Blocks. Raises UnknownSessionError, ProviderCapabilityError, and what `Session.rollback` raises."""
-        _able(self.session(thread_id), "rollback")(num_turns)
+        self.session(thread_id).rollback(num_turns)
 
     async def arollback_thread(self, thread_id: str, num_turns: int) -> None:
         """The same as `rollback_thread`, in an event loop."""
@@ -288,7 +293,7 @@ class ById:
         """
         _check_id(new_thread_id)
         self._check_startable(new_thread_id)
-        forked = _able(self.session(thread_id), "fork")(new_thread_id, renewal=None)
+        forked = self.session(thread_id).fork(new_thread_id, renewal=None)
         forked._connect().wait(None, forked._clock)
         return record_of(forked._core)
 
@@ -296,24 +301,14 @@ class ById:
         """The same as `fork_thread`, in an event loop."""
         return await asyncio.to_thread(self.fork_thread, thread_id, new_thread_id)
 
-    def account(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Any:
+    def account(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Account:
         """Return which account the provider's processes use, as it says. Blocks; calls no model. Raises ProviderCapabilityError."""
         self._check()
-        permissions, approvals = PERMISSIONS[RuntimeMode.FULL_ACCESS]
-        transport = _transport(provider, provider_options or {})
-        return _able(Agent(transport, permissions=permissions, approvals=approvals, room=self._as_room()), "account")()
+        return account(_transport(provider, provider_options or {}))
 
-    async def aaccount(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Any:
+    async def aaccount(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Account:
         """The same as `account`, in an event loop."""
         return await asyncio.to_thread(self.account, provider, provider_options=provider_options)
-
-
-def _able(of: Session | Agent, name: str) -> Any:
-    """Return the method, if this version has it."""
-    method = getattr(of, name, None)
-    if method is None:
-        raise ProviderCapabilityError(f"{name} is not supported by this version")
-    return method
 
 
 def _check_id(thread_id: object) -> None:
@@ -335,10 +330,12 @@ def _conversation_of(cursor: object) -> str | None:
 def _transport(provider: str | Transport, options: ProviderOptions) -> Transport:
     """Return the provider's transport. Raises ProviderCapabilityError for a provider or an option that there is not."""
     for name, given in options.items():
-        unknown = sorted(set(given) - OPTIONS)
-        if name not in PROVIDERS or unknown:
-            what = f"no option {unknown[0]!r}" if name in PROVIDERS else "no such provider"
-            raise ProviderCapabilityError(f"provider_options: {what}", provider=name, hint=f"known options: {', '.join(sorted(OPTIONS))}")
+        if name not in OPTIONS:
+            raise ProviderCapabilityError("provider_options: no such provider", provider=name, hint=f"known ones: {', '.join(OPTIONS)}")
+        unknown = sorted(set(given) - OPTIONS[name])
+        if unknown:
+            hint = f"known options: {', '.join(sorted(OPTIONS[name]))}"
+            raise ProviderCapabilityError(f"provider_options: no option {unknown[0]!r}", provider=name, hint=hint)
     if not isinstance(provider, str):
         if options:
             raise ProviderCapabilityError("provider_options belong to the transport; a ready one has its own")
@@ -350,7 +347,8 @@ def _transport(provider: str | Transport, options: ProviderOptions) -> Transport
     env, home = given.get("env"), given.get("home_path")
     if home is not None:
         env = {**(os.environ if env is None else env), HOMES[provider]: os.fspath(home)}
-    return factory(binary=given.get("binary_path"), env=env)
+    more = {"partial_messages": bool(given["partial_messages"])} if "partial_messages" in given else {}
+    return factory(binary=given.get("binary_path"), env=env, **more)
 
 
 def _request(text: object, attachments: tuple[Any, ...], model: str | None, interaction_mode: Any) -> TurnRequest:
@@ -358,6 +356,4 @@ def _request(text: object, attachments: tuple[Any, ...], model: str | None, inte
         raise TypeError(f"input must be a str, got {type(text).__name__}")
     if not text.strip() and not attachments:
         raise ValueError("input must not be empty")
-    if attachments or model is not None or interaction_mode != "default":
-        raise ProviderCapabilityError("attachments, a model of its own and another interaction mode for a turn are not supported yet")
-    return TurnRequest(text)
+    return TurnRequest(text, attachments=attachments, model=model, interaction_mode=InteractionMode(interaction_mode))

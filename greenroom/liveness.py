@@ -36,6 +36,7 @@ class LivenessReason(enum.Enum):
     MODEL = "model at work"
     TOOL = "tool running"
     BACKGROUND = "background work"
+    REWINDING = "rolling back"
     APPROVAL = "waiting for approval"
     RETRY = "waiting for a retry"
     LIMIT = "waiting for a limit to reset"
@@ -278,6 +279,8 @@ class Pulse:
             case Phase.WAITING:
                 reason, until_s = self._wait if self._wait is not None else (_R.RETRY, None)
                 return reason, until_s, False
+            case Phase.REWINDING:
+                return _R.REWINDING, None, False
             case Phase.CLOSED:
                 return _R.CLOSED, None, False
             case _ if self._connects:

@@ -11,11 +11,16 @@ import attrs
 
 
 class NativeMode(enum.Enum):
-    """What an agent may do, in the provider's own permission system."""
+    """What an agent may do unasked, in the provider's own permission system.
+
+    BYPASS: everything. READ_ONLY, WORKSPACE_WRITE: what the sandbox allows. ASK: hardly more than to read; the provider asks for all that
+    changes something, `ApprovalPolicy` says what becomes of that, and what is accepted runs without a sandbox.
+    """
 
     BYPASS = "bypass"
     READ_ONLY = "read_only"
     WORKSPACE_WRITE = "workspace_write"
+    ASK = "ask"
 
 
 def _paths(roots: Iterable[Path | str]) -> tuple[Path, ...]:
@@ -35,12 +40,18 @@ class NativePermissions:
         """Return the mode in which the provider asks for nothing and refuses nothing."""
         return cls(NativeMode.BYPASS)
 
+    @classmethod
+    def ask(cls) -> NativePermissions:
+        """Return the mode in which the provider asks for everything that changes something."""
+        return cls(NativeMode.ASK)
+
 
 class ApprovalPolicy(enum.Enum):
-    """What happens when the agent asks for leave: the request is denied, or it fails the turn."""
+    """What happens when the agent asks for leave: it is denied, it fails the turn, or it waits for a person (`greenroom.asks`)."""
 
     DENY = "deny"
     FAIL_TURN = "fail_turn"
+    ASK = "ask"
 
 
 class SessionStatus(enum.Enum):
@@ -119,6 +130,13 @@ class OnDeath(enum.Enum):
     CONTINUE = "continue"
     FAIL = "fail"
     RESEND = "resend"
+
+
+class InteractionMode(enum.Enum):
+    """What a turn is for: to do the work, or to plan it and leave everything as it is."""
+
+    DEFAULT = "default"
+    PLAN = "plan"
 
 
 class CostSource(enum.Enum):
@@ -235,6 +253,77 @@ def _check_servers(_: object, __: object, servers: tuple[object, ...]) -> None:
             raise TypeError(f"mcp_servers must be StdioMcpServer objects, got {server!r}")
 
 
+def _path(path: Path | str | None) -> Path | None:
+    return None if path is None else Path(path)
+
+
+def _bytes(data: bytes | bytearray | memoryview | None) -> bytes | None:
+    if data is not None and not isinstance(data, bytes | bytearray | memoryview):
+        raise TypeError(f"data must be bytes, got {type(data).__name__}")
+    return None if data is None else bytes(data)
+
+
+def _check_one_source(names: str, *given: object) -> None:
+    if sum(value is not None for value in given) != 1:
+        raise ValueError(f"give either {names}")
+
+
+@attrs.frozen(kw_only=True)
+class ImageAttachment:
+    """An image for the model: a file (`path`, read once, when the turn is prepared) or its bytes. PNG, JPEG, GIF or WebP.
+
+    It is known by its first bytes; `media_type` (such as `image/png`) need not be given, but must be true.
+    Raises ValueError unless one of `path` and `data` is given.
+    """
+
+    path: Path | None = attrs.field(default=None, converter=_path)
+    data: bytes | None = attrs.field(default=None, converter=_bytes, repr=False)
+    media_type: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        _check_one_source("path or data", self.path, self.data)
+
+
+@attrs.frozen(kw_only=True)
+class TextAttachment:
+    """A text for the model, with a name: a UTF-8 file (`path`, read once, when the turn is prepared) or the text itself.
+
+    `name` is by default the file's. Raises ValueError unless one of `path` and `text` is given, and for a text without a name.
+    """
+
+    path: Path | None = attrs.field(default=None, converter=_path)
+    text: str | None = attrs.field(default=None, repr=False)
+    name: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        _check_one_source("path or text", self.path, self.text)
+        if self.text is not None and not isinstance(self.text, str):
+            raise TypeError(f"text must be a str, got {type(self.text).__name__}")
+        if self.path is None and not self.name:
+            raise ValueError("a text needs a name")
+
+
+Attachment = ImageAttachment | TextAttachment
+
+
+def _attachments(values: Iterable[Attachment]) -> tuple[Attachment, ...]:
+    attachments = tuple(values)
+    for attachment in attachments:
+        if not isinstance(attachment, ImageAttachment | TextAttachment):
+            raise TypeError(f"attachments must be ImageAttachment or TextAttachment objects, got {type(attachment).__name__}")
+    return attachments
+
+
+def _check_model(_: object, __: object, model: Any) -> None:
+    if model is not None and (not isinstance(model, str) or not model.strip()):
+        raise ValueError(f"model must be a name, got {model!r}; None means the session's")
+
+
+def _check_mode(_: object, __: object, mode: Any) -> None:
+    if not isinstance(mode, InteractionMode):
+        raise TypeError(f"interaction_mode must be an InteractionMode, got {mode!r}")
+
+
 def _arguments(values: Iterable[str]) -> tuple[str, ...]:
     arguments = tuple(values)
     if isinstance(values, str) or not all(isinstance(value, str) for value in arguments):
@@ -246,6 +335,7 @@ def _arguments(values: Iterable[str]) -> tuple[str, ...]:
 class TurnRequest:
     """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value.
 
+    `attachments` are shown to the model with the prompt; `model` is for this turn alone, and so is `interaction_mode`.
     Raises ValueError for a timeout that is not more than 0, TypeError for values of another type.
     """
 
@@ -258,6 +348,9 @@ class TurnRequest:
     mcp_workspace: Path | str | None = attrs.field(default=None, kw_only=True)
     extra_args: tuple[str, ...] = attrs.field(default=(), converter=_arguments, kw_only=True)
     mcp_servers: tuple[StdioMcpServer, ...] = attrs.field(default=(), converter=tuple, kw_only=True, validator=_check_servers)
+    attachments: tuple[Attachment, ...] = attrs.field(default=(), converter=_attachments, kw_only=True)
+    model: str | None = attrs.field(default=None, kw_only=True, validator=_check_model)
+    interaction_mode: InteractionMode = attrs.field(default=InteractionMode.DEFAULT, kw_only=True, validator=_check_mode)
 
 
 @attrs.frozen(kw_only=True)
@@ -318,7 +411,10 @@ class RenewalBudget:
 class ProviderProfile:
     """What a provider can do, declared by its transport. `chooses_ids`: a new conversation may be given an id of ours.
 
+    `attachments`, `turn_model`, `plan_mode`: what a `TurnRequest` may ask for beside its prompt. `auth_env_vars`: variables that the
+    provider takes a credential from by itself, without any configuration that names them.
     `supports_history`, `supports_rollback`, `supports_fork`: its transport has `read_thread`, `rollback`, `fork`.
+    `supports_asks`: `ApprovalPolicy.ASK` is possible.
     `program` says in words what is started ("codex app-server"); empty: the name.
     """
 
@@ -331,11 +427,15 @@ class ProviderProfile:
     supports_reasoning_effort: bool = False
     output_schema: bool = False
     mcp: bool = False
+    attachments: bool = False
+    turn_model: bool = False
+    plan_mode: bool = False
     chooses_ids: bool = False
     retries_in_place: bool = False
     supports_history: bool = False
     supports_rollback: bool = False
     supports_fork: bool = False
+    supports_asks: bool = False
     renewal: RenewalBudget | None = None
     auth_env_vars: tuple[str, ...] = ()
     state_root_env: str | None = None

@@ -21,6 +21,7 @@ import pykka
 
 from greenroom.actors import engine as engines
 from greenroom.actors import messages as m
+from greenroom.actors.asks import AskBook, answer_ask
 from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
@@ -32,6 +33,7 @@ from greenroom.actors.session import Past, SessionActor, SessionCore
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
+from greenroom.asks import Answer, Pending
 from greenroom.clock import Clock, SystemClock
 from greenroom.directory import SessionDirectory, found_record
 from greenroom.errors import JournalError, SessionCrashedError, SessionStateError, StoreUnavailableError
@@ -39,7 +41,7 @@ from greenroom.front import ById
 from greenroom.ids import IdAllocator, RandomIds
 from greenroom.journal import Journal, Recovery, Retention
 from greenroom.journal.files import Sync
-from greenroom.journal.records import SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
+from greenroom.journal.records import AskClosed, SessionClosed, SessionOpened, Spent, TicketDecided, TicketReported
 from greenroom.model import Checkpoint, Turn
 from greenroom.policy.session import replay_on
 from greenroom.recovered import Recovered, recovered
@@ -101,6 +103,8 @@ class Greenroom(ById):
         self._keeper: Keeper | None = None
         self._births: Births | None = None
         self._recovered: dict[str, Recovered] = {}
+        self._book = AskBook()
+        self._expired: tuple[Pending, ...] = ()
         self.orphans: tuple[int, ...] = ()
         if state_dir is not None:
             self._open_journal(state_dir, sync, retention)
@@ -127,6 +131,7 @@ class Greenroom(ById):
             self.orphans = end_orphans(left)
             sessions = recovery.sessions()
             found = recovered(self, recovery.unfinished(), sessions)
+            self._expired = recovery.open_asks()
         except BaseException:
             journal.close()
             raise
@@ -134,10 +139,14 @@ class Greenroom(ById):
         for session in sessions:
             if not session.removed:
                 self.directory.register(found_record(session))
+        for pending in self._expired:
+            self._book.settle(pending)
         self._keeper = self._keep(journal, retention)
         self._births = Births(self.id, self._keeper.put)
         self._births.open()
         self._keeper.put(*(ended(record) for record in left if record.pid not in self.orphans))
+        # What belongs to no turn is listed this once: no decision about a turn will ever close it.
+        self._keeper.put(*(AskClosed(request_id=pending.request_id) for pending in self._expired if pending.turn_id is None))
 
     def agent(self, provider: Any, **options: Any) -> Agent:
         """Return an agent of this room; the options are those of `Agent`."""
@@ -171,6 +180,27 @@ class Greenroom(ById):
         """
         with self._lock:
             return tuple(self._recovered.values())
+
+    def pending(self, session_id: str | None = None) -> tuple[Pending, ...]:
+        """The requests of agents that wait for an answer, oldest first: of one session, or of all."""
+        return self._book.pending(session_id)
+
+    def answer(self, request_id: str, answer: Answer) -> bool:
+        """Answer a request; return whether the answer reached the agent: False when it was answered before, or waits no more.
+
+        Raises UnknownRequestError for an id under which nothing was asked, TypeError and ValueError for an answer that the request does not
+        take.
+        """
+        self._check_process()
+        return answer_ask(self._book, request_id, answer, clock=self.clock)
+
+    def expired_asks(self) -> tuple[Pending, ...]:
+        """The requests that waited when a dead program ended, of turns about which nothing was decided yet. They cannot be answered.
+
+        A turn that goes on may ask again, under another id. Empty without a `state_dir`.
+        """
+        with self._lock:
+            return tuple(pending for pending in self._expired if pending.turn_id in (None, *self._recovered))
 
     def close(self, deadline_s: float = 10.0, *, grace_s: float = 0.0) -> tuple[str, ...]:
         """End every session within `deadline_s` seconds: turns are interrupted, processes end by EOF, SIGTERM, SIGKILL, all in parallel.
@@ -345,7 +375,7 @@ class Greenroom(ById):
         return ref
 
     def _start(self, core: SessionCore, clock: Clock) -> pykka.ActorRef[Any]:
-        core.room_id, core.publish = self.id, self._audience.hub.publish
+        core.room_id, core.publish, core.book = self.id, self._audience.hub.publish, self._book
         core.changed_at_s = self.clock.wall()
         core.created_at_s = core.created_at_s or core.changed_at_s
         self.directory.attach(core)

@@ -6,6 +6,7 @@ Decides nothing about the turn: whoever stops listening only detaches. Made and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -22,11 +23,48 @@ if TYPE_CHECKING:
     from greenroom.agent import Session, TurnTicket
 
 
+class _Bell:
+    """Wakes an event loop once for all that arrives until it comes round: a wake is a system call, and gives up the GIL in mid-work."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: list[Callable[[], object]] = []
+
+    def ring(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+        """Have `callback` called in `loop`, in the order of the calls. Any thread."""
+        with self._lock:
+            first = not self._due
+            self._due.append(callback)
+        if first:
+            # Raised when the loop is closed: nobody listens there any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        with self._lock:
+            due, self._due = self._due, []
+        for callback in due:
+            callback()
+
+
+_bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = weakref.WeakKeyDictionary()
+_bells_lock = threading.Lock()
+
+
+def _bell_of(loop: asyncio.AbstractEventLoop) -> _Bell:
+    with _bells_lock:
+        # A bell that was never answered keeps its loop alive.
+        for closed in [known for known in _bells if known.is_closed()]:
+            del _bells[closed]
+        return _bells.setdefault(loop, _Bell())
+
+
 class Mailbox:
     """Batches on their way into an event loop; known to the sink instead of the stream, so that an abandoned stream can be collected."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._bell = _bell_of(loop)
         self._lock = threading.Lock()
         self.batches: list[Batch | None] = []
         self.arrived = asyncio.Event()
@@ -37,7 +75,7 @@ class Mailbox:
             first = not self.batches
             self.batches.append(batch)
         if first:
-            _call_soon(self._loop, self.arrived.set)
+            self._bell.ring(self._loop, self.arrived.set)
 
     def take(self) -> list[Batch | None]:
         """Return what has come; None is the end."""
@@ -111,14 +149,6 @@ def _abandon(sink: Sink | None, core: SessionCore, turn_id: str) -> None:
         tell(core.ref, m.Detach(turn_id=turn_id))
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> bool:
-    try:
-        loop.call_soon_threadsafe(callback)
-    except RuntimeError:  # the loop was closed: nobody listens there any more
-        return False
-    return True
-
-
 def waker(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> Callable[[], None]:
     """Return what wakes the one who waits for `done` in `loop`; callable from any thread, as often as wanted."""
 
@@ -126,7 +156,9 @@ def waker(loop: asyncio.AbstractEventLoop, done: asyncio.Future[None]) -> Callab
         if not done.done():
             done.set_result(None)
 
+    bell = _bell_of(loop)
+
     def wake() -> None:
-        _call_soon(loop, finish)
+        bell.ring(loop, finish)
 
     return wake

@@ -337,7 +337,7 @@ class EventStream(AsyncIterator[SessionEvent]):
 
     def _next(self) -> SessionEvent | None:
         with self._lock:
-            return self._feed.next()
+            return None if self._buffer.left else self._feed.next()
 
     def __iter__(self) -> Iterator[SessionEvent]:
         while (event := self.get()) is not None:

@@ -56,6 +56,8 @@ class ConversationActor(ProcessOwner):
                 self._run(message)
             case m.SteerAttempt():
                 self._steer(message)
+            case m.AnswerRequest():
+                self._answer(message)
             case m.InterruptTurn():
                 self._interrupt(message)
             case m.Listen():
@@ -108,6 +110,11 @@ class ConversationActor(ProcessOwner):
             return
         message.reply_to.settle(None)
         self._follow(outputs)
+
+    def _answer(self, message: m.AnswerRequest) -> None:
+        outputs = None if self._driver is None else self._driver.answer(message.wire_id, message.answer, self._now_s())
+        message.told(taken=outputs is not None)
+        self._follow(outputs or [])
 
     def _interrupt(self, message: m.InterruptTurn) -> None:
         if self._driver is not None and message.turn_id == self._teller.turn_id:

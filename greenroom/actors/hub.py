@@ -101,7 +101,7 @@ class Buffer:
     """What one listener has not had yet. The hub puts; the listener takes, on any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an abandoned stream may be collected in the middle of a publish
         self._items: collections.deque[Item] = collections.deque()
         self._events = 0
         self._wakers: list[Callable[[], None]] = []
@@ -200,7 +200,7 @@ class Hub:
     """A room's histories and listeners."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # an abandoned stream may be collected in the middle of a publish
         self._rings: dict[str, Ring] = {}
         self._everywhere: tuple[Buffer, ...] = ()
         self._of: dict[str, tuple[Buffer, ...]] = {}

@@ -93,6 +93,18 @@ class GuestSteer(Message):
 
 
 @attrs.frozen(kw_only=True)
+class GuestAnswer(Message):
+    """Answer what the guest's conversation asked."""
+
+    key: str
+    request: m.AnswerRequest
+
+    def refuse(self) -> None:
+        """The link is gone."""
+        self.request.refuse()
+
+
+@attrs.frozen(kw_only=True)
 class GuestInterrupt(Message):
     """End the guest's attempt. Ordinary: it must not overtake the GuestRun that it means."""
 
@@ -208,6 +220,8 @@ class LinkActor(ProcessOwner):
                 self._run(message)
             case GuestSteer():
                 self._steer(message)
+            case GuestAnswer():
+                self._answer(message)
             case GuestInterrupt():
                 self._do(lambda codec, now_s: codec.interrupt(message.key, now_s))
             case GuestListens():
@@ -302,6 +316,15 @@ class LinkActor(ProcessOwner):
             return
         message.reply_to.settle(None)
         self._follow(driver.follow(outputs, self._now_s()))
+
+    def _answer(self, message: GuestAnswer) -> None:
+        driver, request, now_s = self._driver, message.request, self._now_s()
+        outputs = None
+        if driver is not None and not driver.ended and message.key in self._guests:
+            outputs = driver.codec.answer(message.key, request.wire_id, request.answer, now_s)
+        request.told(taken=outputs is not None)
+        if driver is not None and outputs is not None:
+            self._follow(driver.follow(outputs, now_s))
 
     def _do(self, ask: Callable[[Any, float], list[Output]]) -> None:
         """Ask something of the codec, and follow up."""
@@ -480,7 +503,7 @@ class GuestActor(LoopActor):
         """Ask the link in."""
         tell(self._link, Attach(key=self._key, launch=self._spec, guest=self.actor_ref))
 
-    def handle(self, message: Any) -> None:  # noqa: C901 - one line a case
+    def handle(self, message: Any) -> None:  # noqa: C901, PLR0912 - one line a case
         """Pass each message on: to the link, or from it."""
         match message:
             case LinkOutputs():
@@ -493,6 +516,8 @@ class GuestActor(LoopActor):
                 self._run(message)
             case m.SteerAttempt():
                 self._steer(message)
+            case m.AnswerRequest():
+                tell(self._link, GuestAnswer(key=self._key, request=message))
             case m.InterruptTurn():
                 if message.turn_id == self._teller.turn_id:
                     tell(self._link, GuestInterrupt(key=self._key))

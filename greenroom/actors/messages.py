@@ -13,6 +13,7 @@ import pykka
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.runtime import Message, tell
+from greenroom.asks import Answer, Approval, Inquiry
 from greenroom.errors import GreenroomError, NoRunningTurnError, SessionStateError, StoreFailedError, TransportDiedError
 from greenroom.events import AgentEvent, ToolCall
 from greenroom.journal.records import InputHistory
@@ -222,6 +223,50 @@ class Detach(Message):
     control = True
 
 
+class AskMessage(Message):
+    """Base of all that concerns the requests which wait for a person."""
+
+
+@attrs.frozen(kw_only=True)
+class AnswerAsk(AskMessage):
+    """Somebody answers a request. Answered with whether it reached the agent."""
+
+    request_id: str
+    answer: Answer
+    reply_to: Cell[bool]
+
+    def refuse(self) -> None:
+        """Answer that it did not."""
+        self.reply_to.settle(value=False)
+
+
+@attrs.frozen(kw_only=True)
+class AskArrived(AskMessage):
+    """The provider asks a person; `wire_id` is its own name for the request."""
+
+    incarnation: int
+    turn_id: str | None
+    wire_id: str
+    ask: Approval | Inquiry
+
+
+@attrs.frozen(kw_only=True)
+class AskWithdrawn(AskMessage):
+    """The provider wants no answer any more."""
+
+    incarnation: int
+    wire_id: str
+
+
+@attrs.frozen(kw_only=True)
+class AskAnswered(AskMessage):
+    """Says of an AnswerRequest whether the request was still open, so that the answer was written."""
+
+    incarnation: int
+    wire_id: str
+    taken: bool
+
+
 # --- to a SessionActor, from conversations, the supervisor and the store ----------------------------------------------------
 
 
@@ -296,6 +341,7 @@ class TurnEnded(Message):
     nudgeable: bool
     keeps_conversation: bool
     forced: bool
+    sent: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -364,6 +410,24 @@ class SteerAttempt(Message):
     def refuse(self) -> None:
         """Answer that no turn runs."""
         self.reply_to.fail(NoRunningTurnError("no turn is running"))
+
+
+@attrs.frozen(kw_only=True)
+class AnswerRequest(Message):
+    """Answer what the provider asked. Told to `session` as AskAnswered."""
+
+    incarnation: int
+    wire_id: str
+    answer: Answer
+    session: Ref
+
+    def told(self, *, taken: bool) -> None:
+        """Tell the session."""
+        tell(self.session, AskAnswered(incarnation=self.incarnation, wire_id=self.wire_id, taken=taken))
+
+    def refuse(self) -> None:
+        """The process that asked is gone."""
+        self.told(taken=False)
 
 
 @attrs.frozen(kw_only=True)

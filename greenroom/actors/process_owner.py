@@ -34,6 +34,7 @@ class Launched(Message):
 
     def refuse(self) -> None:
         """Nobody owns it any more: it must not live."""
+        _settle(self.launch)
         self.process.kill()
         tell(self.reaper, m.ReapProcess(process=self.process))
         self.process.close()
@@ -55,6 +56,7 @@ def launch_job(
     """
 
     def job() -> Message:
+        launch = None
         try:
             launch = prepare()
             process = executor.start(launch.argv, launch.cwd, launch.env)
@@ -62,13 +64,20 @@ def launch_job(
                 born(process)
             return Launched(process=process, launch=launch, reaper=reaper)
         except GreenroomError as error:
+            _settle(launch)
             return LaunchFailed(error=error)
         except BaseException as error:  # noqa: BLE001 - a sys.exit included: whatever is raised answers the start
+            _settle(launch)
             failure = GreenroomError(f"the process could not be started: {_why(error)}")
             failure.__cause__ = error
             return LaunchFailed(error=failure)
 
     return job
+
+
+def _settle(launch: Launch | LinkLaunch | None) -> None:
+    if launch is not None and launch.settled is not None:
+        launch.settled()
 
 
 def crash_reason(error: BaseException) -> str:
@@ -137,9 +146,7 @@ class ProcessOwner(LoopActor):
             case TimerFired():
                 self._tick()
             case LoopFailed():
-                # The new loop knows none of our descriptors.
-                self._interests.clear()
-                self._wants = (False, False, False, False)
+                # The new loop knows none of our descriptors; one that does, of whatever loop, must not keep them beyond their end.
                 self.crash(message.error, message)
 
     def _pipe(self, fd: int) -> None:

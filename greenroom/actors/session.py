@@ -19,6 +19,7 @@ import pykka
 
 from greenroom.actors import messages as m
 from greenroom.actors.announce import CRASHED, SPEAKING, Announcement, of_command, of_step
+from greenroom.actors.asks import AskBook, AskDesk, Hands
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS, Key
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
@@ -32,6 +33,8 @@ from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
+from greenroom.asks import AskPolicy
+from greenroom.attachments import without_content
 from greenroom.clock import TimerHandle
 from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
 from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
@@ -79,6 +82,8 @@ class SessionCore:
     store: Any = None
     store_key: str | None = None
     handlers: tuple[Any, ...] = ()
+    asks: AskPolicy = attrs.field(factory=AskPolicy)
+    book: AskBook = attrs.field(factory=AskBook)
     ledger: Ledger | None = None
     past: Past | None = None
     room_id: str = ""
@@ -97,9 +102,9 @@ class SessionCore:
     spent: ProviderUsage | None = None
     booked: ProviderUsage | None = None
     degraded: str | None = None
-    rewinding: set[str] = attrs.field(factory=set)
     pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
     monotonic: Callable[[], float] = time.monotonic
+    rewinding: set[str] = attrs.field(factory=set)
     closed: Cell[None] = attrs.field(factory=Cell)
 
     def __attrs_post_init__(self) -> None:
@@ -183,9 +188,17 @@ class SessionActor(LoopActor):
         self._gate = Gate()
         self._gate_timer: TimerHandle | None = None
         self._recorded = 0
+        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
         self._draining = False
         self._displaced = Displaced()
-        self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
+        hands = Hands(
+            emit=self._emit,
+            tell_conversation=self._tell_now,
+            advance=self._advance,
+            interrupt=self._interrupted,
+            record=self._record,
+        )
+        self._asks = AskDesk(core=core, dispatcher=dispatcher, ref=self.actor_ref, hands=hands)
 
     def on_start(self) -> None:
         """Begin the policy with what was stored."""
@@ -206,6 +219,7 @@ class SessionActor(LoopActor):
         ticket = self._state.ticket
         self._receipt = receipt(ticket.nonce, ticket.attempt) if ticket is not None and ticket.attempt > 0 else None
         self._core.view = public_snapshot(self._state)
+        self._asks.inherit()
         now_s = self._now_s()
         self._core.pulse.holds(now_s, hold=False)
         self._core.pulse.stepped(self._state, now_s)
@@ -241,6 +255,8 @@ class SessionActor(LoopActor):
                 self._steer(message)
             case m.Interrupt():
                 self._interrupted(message.turn_id)
+            case m.AskMessage():
+                self._asks.handle(message)
             case m.CancelTurn():
                 self._forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
@@ -262,6 +278,7 @@ class SessionActor(LoopActor):
             case m.TurnEnded():
                 self._turn_ended(message)
             case m.TurnSwallowed():
+                self._asks.end("withdrawn", turn_id=message.turn_id)
                 self._advance(e.Swallowed(now_s=now_s, turn_id=message.turn_id, incarnation=message.incarnation))
             case m.Spent():
                 self._core.booked = _sum(self._core.booked, message.usage)
@@ -288,6 +305,7 @@ class SessionActor(LoopActor):
                 self._connects.append(message.reply_to)
                 self._advance(e.Connect(now_s=now_s, flags=message.flags))
             case m.CloseSession():
+                self._asks.end("closed")
                 self._advance(e.Close(now_s=now_s))
             case m.DrainSession():
                 self._draining = True
@@ -400,7 +418,7 @@ class SessionActor(LoopActor):
                 now_s=self._now_s(),
                 turn_id=message.turn_id,
                 nonce=message.nonce,
-                request=message.request,
+                request=without_content(message.request),
                 expect_conversation=message.expect_conversation,
                 pin=message.pin,
                 sent_attempt=message.sent.attempt if message.sent is not None else 0,
@@ -496,6 +514,7 @@ class SessionActor(LoopActor):
 
     def _interrupted(self, turn_id: str) -> None:
         self._hold_reading(hold=False)
+        self._asks.end("interrupt", turn_id=turn_id)
         self._advance(e.Interrupted(now_s=self._now_s(), turn_id=turn_id))
 
     def _steer(self, message: m.Steer) -> None:
@@ -723,6 +742,7 @@ class SessionActor(LoopActor):
             tell(self._supervisor, m.WithdrawStart(session_id=self._core.session_id, incarnation=command.incarnation))
 
     def _turn_ended(self, message: m.TurnEnded) -> None:
+        self._asks.end("withdrawn", turn_id=message.turn_id)
         now_s = self._now_s()
         if message.error is not None:
             self._advance(
@@ -735,6 +755,7 @@ class SessionActor(LoopActor):
                     cumulative=message.cumulative,
                     duration_ms=message.duration_ms,
                     nudgeable=message.nudgeable,
+                    sent=message.sent,
                     keeps_conversation=message.keeps_conversation,
                     killed=message.forced,
                 )
@@ -752,6 +773,7 @@ class SessionActor(LoopActor):
             )
 
     def _down(self, message: m.Down) -> None:
+        self._asks.end("died", incarnation=message.incarnation)
         self._started.discard(message.incarnation)
         self._ending.pop(message.incarnation, None)
         if self._conversation is not None and self._conversation[0] == message.incarnation:
@@ -773,8 +795,8 @@ class SessionActor(LoopActor):
     # --- time
 
     def _wait(self, command: c.Wait) -> None:
-        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         self._core.pulse.waits(self._state, command, self._now_s())
+        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -813,6 +835,8 @@ class SessionActor(LoopActor):
                 self._deadline_passed(turn_id, attempt)
             case ("listener", turn_id):
                 self._look_after_listener(turn_id)
+            case ("ask", request_id):
+                self._asks.deadline_passed(request_id)
             case ("store", sequence):
                 self._lose_patience(sequence)
             case _:
@@ -924,6 +948,7 @@ class SessionActor(LoopActor):
         if not heir:
             self._settle_all(crashed)
         self._rollbacks.fail(crashed)
+        self._asks.give_up(heir=heir)
         self._gate.drain(crashed)
         if self._gate_timer is not None:
             self._gate_timer.cancel()

@@ -15,6 +15,7 @@ from greenroom.errors import TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.model import ProviderUsage
 from greenroom.transports.base import (
+    Asked,
     Attempt,
     AttemptEnded,
     AttemptSwallowed,
@@ -24,6 +25,7 @@ from greenroom.transports.base import (
     Renamed,
     Signal,
     StartFailed,
+    Withdrawn,
 )
 
 Ref = pykka.ActorRef[Any]
@@ -83,6 +85,10 @@ class Teller:
             case AttemptSwallowed():
                 self.turn_id = None
                 self._tell(m.TurnSwallowed(incarnation=incarnation, turn_id=signal.turn_id))
+            case Asked():
+                self._tell(m.AskArrived(incarnation=incarnation, turn_id=self.turn_id, wire_id=signal.request_id, ask=signal.ask))
+            case Withdrawn():
+                self._tell(m.AskWithdrawn(incarnation=incarnation, wire_id=signal.request_id))
             case Booked():
                 self._tell(m.Spent(incarnation=incarnation, usage=signal.usage))
             case _:
@@ -151,6 +157,7 @@ def _turn_ended(incarnation: int, ended: AttemptEnded) -> m.TurnEnded:
         cumulative=ended.cumulative,
         duration_ms=ended.duration_ms,
         nudgeable=ended.nudgeable,
+        sent=ended.sent,
         keeps_conversation=ended.keeps_conversation,
         forced=ended.forced,
     )

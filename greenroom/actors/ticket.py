@@ -19,7 +19,11 @@ from greenroom.errors import SessionStateError
 from greenroom.events import (
     AgentEvent,
     ApprovalDenied,
+    ApprovalRequested,
+    ApprovalResolved,
     Notice,
+    QuestionAsked,
+    QuestionResolved,
     SessionEvent,
     SteerConsumed,
     SteerDelivered,
@@ -32,7 +36,10 @@ from greenroom.model import Turn
 HIGH_WATER = 512
 LOW_WATER = 128
 LIFTED_BOUND = 20_000
-KEPT_ALWAYS = (Notice, SteerDelivered, SteerConsumed, SteerRejected, ApprovalDenied, TurnInterrupted, UsageReport)
+KEPT_ALWAYS = (
+    *(Notice, SteerDelivered, SteerConsumed, SteerRejected, TurnInterrupted, UsageReport),
+    *(ApprovalDenied, ApprovalRequested, ApprovalResolved, QuestionAsked, QuestionResolved),
+)
 
 
 @attrs.frozen(kw_only=True)

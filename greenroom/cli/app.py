@@ -83,6 +83,8 @@ Keys of a task:
   approvals            "deny" what the agent asks leave for, or "fail-turn"
   schema               a JSON schema for the answer: a table, or the path of a file
   provider             "claude" (unless said otherwise) or "codex"
+  attachments          an array of paths: images and texts for the model
+  interaction_mode     "plan": say what would be done, and leave everything as it is
 
 Paths are relative to the task file. A task wins over [defaults], and [defaults] over the options below.
 

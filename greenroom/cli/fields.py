@@ -14,10 +14,12 @@ from typing import Any
 
 import attrs
 
+from greenroom.cli.requests import read_attachments, wrong_with
 from greenroom.cli.spelling import did_you_mean
 from greenroom.cli.taskfile import Entry, TaskSource
-from greenroom.cli.tasks import APPROVALS, PERMISSIONS, PROVIDERS, AgentSettings, Given, Task, content_hash
-from greenroom.errors import TaskFileError
+from greenroom.cli.tasks import APPROVALS, INTERACTION_MODES, PERMISSIONS, PROVIDERS, AgentSettings, Given, Task, content_hash
+from greenroom.errors import AttachmentError, TaskFileError
+from greenroom.model import Attachment
 
 _SHORT_HASH = 12
 
@@ -99,6 +101,12 @@ def _ids(value: Any) -> _Wrong | None:
     return None
 
 
+def _files(value: Any) -> _Wrong | None:
+    if not isinstance(value, list):
+        return f"expected an array of paths, got {_kind(value)}", 'write attachments = ["picture.png"]'
+    return next((wrong for item in value if (wrong := _word(item)) is not None), None)
+
+
 def _environment(value: Any) -> _Wrong | None:
     if not isinstance(value, dict):
         return _expected("a table of strings", value)
@@ -126,8 +134,17 @@ _COMMON: Mapping[str, _Check] = {
     "effort": _word,
     "schema": _schema,
     "env": _environment,
+    "interaction_mode": _one_of(INTERACTION_MODES),
 }
-_OF_TASK: Mapping[str, _Check] = {"id": _name, "prompt": _string, "prompt_file": _word, "session": _name, "after": _ids, **_COMMON}
+_OF_TASK: Mapping[str, _Check] = {
+    "id": _name,
+    "prompt": _string,
+    "prompt_file": _word,
+    "session": _name,
+    "after": _ids,
+    "attachments": _files,
+    **_COMMON,
+}
 
 
 # --- from entries to tasks -----------------------------------------------------------------------------------------------------
@@ -177,14 +194,20 @@ class _Builder:
         self._check(entry, _OF_TASK, "in a task")
         if len(self.problems) > before:
             return None
-        prompt, schema, cwd = self._prompt(entry), self._schema_of(entry), self._cwd(entry)
+        prompt, schema, cwd, attached = self._prompt(entry), self._schema_of(entry), self._cwd(entry), self._attachments(entry)
         if self._setting(entry, "permissions") is None and not self._has_bad_default("permissions"):
             words = " or ".join(map(repr, PERMISSIONS))
             hint = f"say what the agent may do: permissions = {words} in the task or [defaults], or --permissions"
             self._report(entry, "is missing, and has no default", key="permissions", hint=hint)
-        return None if len(self.problems) > before else self._assemble(entry, prompt, schema, cwd)
+        if len(self.problems) > before:
+            return None
+        task = self._assemble(entry, prompt, schema, cwd, attached)
+        for wrong in wrong_with(task):
+            place = entry if wrong.key is None else self._place(entry, wrong.key)
+            self._report(place, wrong.why, key=wrong.key, hint=wrong.hint)
+        return None if len(self.problems) > before else task
 
-    def _assemble(self, entry: Entry, prompt: str, schema: Mapping[str, Any] | None, cwd: Path) -> Task:
+    def _assemble(self, entry: Entry, prompt: str, schema: Mapping[str, Any] | None, cwd: Path, attached: tuple[Attachment, ...]) -> Task:
         task = Task(
             id=entry.values.get("id", ""),
             prompt=prompt,
@@ -194,6 +217,8 @@ class _Builder:
             timeout=self._setting(entry, "timeout"),
             effort=self._setting(entry, "effort"),
             schema=schema,
+            attachments=attached,
+            interaction_mode=self._setting(entry, "interaction_mode") or "default",
             line=entry.line,
         )
         digest = content_hash(task)
@@ -247,6 +272,13 @@ class _Builder:
         except UnicodeDecodeError:
             self._report(entry, f"{path!r} is not UTF-8", key=key)
         return None
+
+    def _attachments(self, entry: Entry) -> tuple[Attachment, ...]:
+        try:
+            return read_attachments(entry.values.get("attachments", []), self._source.base)
+        except AttachmentError as error:
+            self._report(entry, f"{error.name!r} {error.why}", key="attachments", hint=error.hint)
+            return ()
 
     def _schema_of(self, entry: Entry) -> Mapping[str, Any] | None:
         place = self._place(entry, "schema")

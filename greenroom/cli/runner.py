@@ -19,13 +19,13 @@ from greenroom.cli.engine import AgentPort, RoomPort, SessionPort
 from greenroom.cli.offload import Lane, Offload
 from greenroom.cli.plan import Plan
 from greenroom.cli.progress import bare_event, is_retry_wait
+from greenroom.cli.requests import request_of
 from greenroom.cli.results import Outcome, Tally, TaskRecord, record_of_error, record_of_turn, record_without_turn
 from greenroom.cli.stopping import StopRequest
 from greenroom.cli.tasks import AgentSettings, Task
 from greenroom.errors import CliCheckError, CliNotFoundError, GreenroomError, SessionCrashedError, SessionStateError
 from greenroom.events import AgentEvent, SessionEvent, TransportRestarted
 from greenroom.liveness import Liveness
-from greenroom.model import OutputSchema, TurnRequest
 
 FORCED_DEADLINE_S = 1.0
 _AFTER_FORCE_S = 2.0  # what settling may still take once the room says that it is closed
@@ -247,7 +247,7 @@ class Runner:
 
     def _prepare(self, task: Task, session: SessionPort) -> Any:
         """Name the task's turn. In a journalled run it is the one that an earlier run named, unless that one ended badly. Blocks."""
-        request = _request(task)
+        request = request_of(task)
         if self._limits.unknown is None:
             return session.prepare_turn(request)
         for number in itertools.count(1):
@@ -423,11 +423,6 @@ def _ended_well(ticket: Any) -> bool:
 def _fingerprint(task: Task) -> str:
     """Return what tells a session from one of the same name with other settings, which a later task file may have."""
     return hashlib.sha256(repr(task.settings).encode()).hexdigest()[:16]
-
-
-def _request(task: Task) -> TurnRequest:
-    schema = OutputSchema(task.schema) if task.schema is not None else None
-    return TurnRequest(task.prompt, timeout=task.timeout, output_schema=schema, reasoning_effort=task.effort)
 
 
 def _spent(held: _Held) -> float:

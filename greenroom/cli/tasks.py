@@ -10,9 +10,12 @@ from typing import Any
 
 import attrs
 
+from greenroom.model import Attachment, ImageAttachment, InteractionMode
+
 PROVIDERS = ("claude", "codex")
 PERMISSIONS = ("bypass", "workspace-write")
 APPROVALS = ("deny", "fail-turn")
+INTERACTION_MODES = tuple(mode.value for mode in InteractionMode)
 
 
 @attrs.frozen(kw_only=True)
@@ -49,6 +52,8 @@ class Task:
     timeout: float | None = None
     effort: str | None = None
     schema: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
+    attachments: tuple[Attachment, ...] = ()
+    interaction_mode: str = "default"
     hash: str = ""
     line: int | None = None
 
@@ -70,8 +75,21 @@ def content_hash(task: Task) -> str:
         "session": task.session,
         "effort": task.effort,
         "schema": task.schema,
+        # What is not there leaves the hash as it was before there were such things.
+        **({"attachments": _digests_of(task.attachments)} if task.attachments else {}),
+        **({"interaction_mode": task.interaction_mode} if task.interaction_mode != "default" else {}),
         **attrs.asdict(attrs.evolve(task.settings, cwd=Path())),
         "cwd": str(task.settings.cwd),
     }
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digests_of(attachments: tuple[Attachment, ...]) -> list[str]:
+    return [hashlib.sha256(_content(attachment)).hexdigest() for attachment in attachments]
+
+
+def _content(attachment: Attachment) -> bytes:
+    if isinstance(attachment, ImageAttachment):
+        return attachment.data or b""
+    return f"{attachment.name}\0{attachment.text}".encode(errors="surrogatepass")

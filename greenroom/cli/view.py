@@ -28,6 +28,7 @@ _SHORT = {
     _R.OPENING: "opening",
     _R.MODEL: "model",
     _R.BACKGROUND: "bg work",
+    _R.REWINDING: "rewind",
     _R.APPROVAL: "approval",
     _R.RETRY: "retry",
     _R.LIMIT: "limit",

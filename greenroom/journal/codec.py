@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import attrs
 
-from greenroom import errors, events, history, model
+from greenroom import asks, errors, events, history, model
 from greenroom.errors import GreenroomError, JournalError
 from greenroom.journal import records
 from greenroom.policy import bill, commands, restart, stall, state
@@ -34,7 +34,7 @@ MAX_DEPTH = 120
 """How deep values may be nested; deeper ones could be written, but not be read back on every stack."""
 
 _TAG: Final = "$"
-_MODULES = (model, history, events, inputs, commands, state, bill, restart, stall, errors, records)
+_MODULES = (asks, model, history, events, inputs, commands, state, bill, restart, stall, errors, records)
 # Two halves of a surrogate pair, each a character of its own: JSON would join them.
 _SPLIT_PAIR = re.compile("(?<=[\ud800-\udbff])(?=[\udc00-\udfff])")
 

@@ -9,6 +9,7 @@ import enum
 
 import attrs
 
+from greenroom.asks import Pending
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent
 from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, Turn, TurnRequest
@@ -203,6 +204,20 @@ class Spent(Record):
     session_id: str
     usage: ProviderUsage | None
     booked: ProviderUsage | None = None
+
+
+@attrs.frozen(kw_only=True)
+class AskOpened(Record):
+    """A request of the agent waits for a person."""
+
+    pending: Pending
+
+
+@attrs.frozen(kw_only=True)
+class AskClosed(Record):
+    """It waits no more. The end of its ticket, or a decision about that, closes it as well."""
+
+    request_id: str
 
 
 # --- what is read back

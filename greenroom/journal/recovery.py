@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from greenroom.asks import Pending, PendingApproval, PendingQuestion
 from greenroom.errors import GreenroomError, JournalError
 from greenroom.events import ToolCall
 from greenroom.journal.database import Journal
@@ -96,6 +97,13 @@ class Recovery:
             decision=None if decision is None else Decision[decision],
             at_s=at_s,
         )
+
+    # --- what waited for a person
+
+    def open_asks(self) -> tuple[Pending, ...]:
+        """Return the requests that nobody had answered when their host died, in the order in which they came."""
+        rows = self._journal.rows("SELECT body FROM ask ORDER BY seq")
+        return tuple(self._value(body, (PendingApproval, PendingQuestion)) for (body,) in rows)
 
     # --- sessions
 

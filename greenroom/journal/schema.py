@@ -56,7 +56,13 @@ _SNAPSHOTS = (
     "CREATE INDEX ticket_by_session ON ticket (session_id)",
 )
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _DIRECTORY, _SNAPSHOTS)
+# What waits for a person; a row goes when it does so no more.
+_ASKS = (
+    "CREATE TABLE ask (seq INTEGER PRIMARY KEY, request_id NOT NULL UNIQUE, turn_id, body TEXT NOT NULL)",
+    "CREATE INDEX ask_by_turn ON ask (turn_id)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_TICKETS + _REST, _RETENTION, _DIRECTORY, _SNAPSHOTS, _ASKS)
 """Step number n makes version n out of version n - 1."""
 
 CORE_TABLES = ("session", "ticket", "request", "outcome", "checkpoint", "process", "spent")

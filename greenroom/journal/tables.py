@@ -5,11 +5,17 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
+import attrs
+
+from greenroom.attachments import without_content
 from greenroom.errors import JournalError
 from greenroom.journal import records as r
 from greenroom.journal.codec import Codec
 from greenroom.model import Turn
 from greenroom.policy.events import Named
+
+LARGE_REQUEST = 16_384
+"""In characters: in a shorter request what is attached is no matter."""
 
 Column = str | bytes | int | float | None
 
@@ -54,8 +60,11 @@ class Writer:
                 self._ended(record, at_s)
             case r.TicketReported():
                 self._ticket("reported = ended" if record.unrun else "reported = 1", (), record.turn_id, at_s)
+                if not record.unrun:
+                    self._forget_content(record.turn_id)
             case r.TicketDecided():
-                self._ticket("decision = ?", (record.decision.name,), record.turn_id, at_s)
+                self._decided(record, at_s)
+                self._close_asks(record.turn_id)
             case r.Input():
                 self._input(record)
             case r.Snapshot():
@@ -72,6 +81,10 @@ class Writer:
             case r.ProcessEnded():
                 key = (record.pid, record.start_time, column(record.mark))
                 self._run("DELETE FROM process WHERE pid = ? AND start_time = ? AND mark = ?", *key)
+            case r.AskOpened():
+                self._ask_opened(record)
+            case r.AskClosed():
+                self._run("DELETE FROM ask WHERE request_id = ?", column(record.request_id))
             case r.Spent():
                 body = self._codec.encode((record.usage, record.booked))
                 self._run("INSERT INTO spent VALUES (?, ?) ON CONFLICT DO UPDATE SET body = excluded.body", column(record.session_id), body)
@@ -114,7 +127,23 @@ class Writer:
             ON CONFLICT (turn_id) DO UPDATE SET decision = NULL, reported = reported AND ended, at_s = excluded.at_s"""
         turn_id = column(record.turn_id)
         self._run(sql, turn_id, column(record.session_id), column(record.key), at_s)
-        self._run("INSERT INTO request VALUES (?, ?) ON CONFLICT DO NOTHING", turn_id, self._codec.encode(record))
+        # A request whose content was forgotten is whole again when its turn is prepared again.
+        sql = "INSERT INTO request VALUES (?, ?) ON CONFLICT DO UPDATE SET body = excluded.body WHERE length(excluded.body) > length(body)"
+        self._run(sql, turn_id, self._codec.encode(record))
+
+    def _decided(self, record: r.TicketDecided, at_s: float) -> None:
+        self._ticket("decision = ?", (record.decision.name,), record.turn_id, at_s)
+        if record.decision is r.Decision.DISCARD:
+            self._forget_content(record.turn_id)
+
+    def _forget_content(self, turn_id: str) -> None:
+        """Nobody will send this request from here any more: forget what was attached to it, which may be megabytes."""
+        sql = "SELECT body FROM request WHERE turn_id = ? AND length(body) > ?"
+        row = self._connection.execute(sql, (column(turn_id), LARGE_REQUEST)).fetchone()
+        prepared = self._codec.decode(row[0]) if row is not None else None
+        if isinstance(prepared, r.TicketPrepared) and prepared.request.attachments:
+            body = self._codec.encode(attrs.evolve(prepared, request=without_content(prepared.request)))
+            self._run("UPDATE request SET body = ? WHERE turn_id = ?", body, column(turn_id))
 
     def _sent(self, record: r.TicketSent, at_s: float) -> None:
         sets = "attempt = ?, receipt = ?, how = ?, conversation_id = coalesce(?, conversation_id), incarnation = ?, decision = NULL"
@@ -126,6 +155,7 @@ class Writer:
         conversation_id = record.outcome.conversation_id if isinstance(record.outcome, Turn) else None
         sets = "ended = 1, conversation_id = CASE ended WHEN 0 THEN coalesce(?, conversation_id) ELSE conversation_id END"
         self._ticket(sets, (column(conversation_id),), record.turn_id, at_s)
+        self._close_asks(record.turn_id)
         body = self._codec.encode(record.outcome)
         if self._run("INSERT INTO outcome VALUES (?, ?) ON CONFLICT DO NOTHING", column(record.turn_id), body):
             self._converses(self._session_of(record.turn_id), conversation_id)
@@ -136,6 +166,16 @@ class Writer:
 
     def _session_of(self, turn_id: str) -> Any:
         return self._connection.execute("SELECT session_id FROM ticket WHERE turn_id = ?", (column(turn_id),)).fetchone()[0]
+
+    # --- what waits for a person
+
+    def _ask_opened(self, record: r.AskOpened) -> None:
+        sql = "INSERT INTO ask (request_id, turn_id, body) VALUES (?, ?, ?) ON CONFLICT (request_id) DO NOTHING"
+        pending = record.pending
+        self._run(sql, column(pending.request_id), column(pending.turn_id), self._codec.encode(pending))
+
+    def _close_asks(self, turn_id: str) -> None:
+        self._run("DELETE FROM ask WHERE turn_id = ?", column(turn_id))
 
     # --- histories
 

@@ -16,6 +16,8 @@ from greenroom.policy.events import Connect, Died, Failed, Opened
 from greenroom.policy.move import Move, drop, end_process, forget_process
 from greenroom.policy.state import BEGUN, Held, Phase, text_of
 
+_NO_RESUME = "the provider cannot resume the conversation"
+
 
 def connect(move: Move, event: Connect) -> None:
     """Open the conversation that is held, or a fresh one, without a turn."""
@@ -25,15 +27,22 @@ def connect(move: Move, event: Connect) -> None:
         move.ignore("it has a process already")
     elif move.state.phase is Phase.REWINDING:
         move.ignore("the conversation is being rolled back")
+    elif move.state.failure == _NO_RESUME and _is_out_of_reach(move):
+        move.ignore(_NO_RESUME)  # said before
     else:
         move.change(started=True, failure=None, idle_since_s=event.now_s)
         _open(move, event.flags)
 
 
+def _is_out_of_reach(move: Move) -> bool:
+    """Whether it holds a conversation that the provider cannot resume."""
+    return move.state.resumable_id is None and move.state.held.settled
+
+
 def _open(move: Move, flags: Hashable) -> None:
     resume_id, held = move.state.resumable_id, move.state.held
-    if resume_id is None and held.settled:
-        move.change(failure="the provider cannot resume the conversation")
+    if _is_out_of_reach(move):
+        move.change(failure=_NO_RESUME)
         return
     if resume_id is None:
         move.change(held=Held(generation=held.generation))

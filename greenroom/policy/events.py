@@ -202,6 +202,14 @@ class WentSilent(Event):
 
 
 @attrs.frozen(kw_only=True)
+class WaitedForPerson(Event):
+    """The turn's attempt has waited so long for somebody to answer it, which does not count in its timeout."""
+
+    turn_id: str
+    waited_s: float
+
+
+@attrs.frozen(kw_only=True)
 class Interrupted(Event):
     """The caller interrupts the begun turn `turn_id`."""
 
@@ -251,6 +259,7 @@ SessionInput = (
     | WaitDone
     | DeadlinePassed
     | WentSilent
+    | WaitedForPerson
     | Interrupted
     | RollBackAsked
     | RolledBack

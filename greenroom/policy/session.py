@@ -48,6 +48,7 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
     WentSilent,
 )
 from greenroom.policy.failures import failed
@@ -60,7 +61,7 @@ from greenroom.policy.state import BEGUN, Held, Phase, SessionView, Settings, St
 __all__ = ["Phase", "SessionView", "Settings", "State", "initial", "public_snapshot", "replay", "replay_on", "step"]
 
 
-def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912 (one line per event)
+def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]:  # noqa: C901, PLR0912, PLR0915 (one line per event)
     """Return what `state` becomes by `event`, and what must be done, in order."""
     move = Move(state)
     match event:
@@ -94,6 +95,8 @@ def step(state: State, event: SessionInput) -> tuple[State, tuple[Command, ...]]
             _wait_done(move, event)
         case DeadlinePassed():
             _deadline_passed(move, event)
+        case WaitedForPerson():
+            _waited_for_person(move, event)
         case WentSilent():
             went_silent(move, event)
         case Interrupted():
@@ -393,6 +396,15 @@ def _deadline_passed(move: Move, event: DeadlinePassed) -> None:
         leave_wait(move)
         end_process(move, kill=True, reason="the attempt's time is over")
         fail(move, TurnTimeoutError(ticket.request.timeout or 0.0, turn_id=ticket.turn_id), event.now_s)
+
+
+def _waited_for_person(move: Move, event: WaitedForPerson) -> None:
+    """The transport has put its own deadline off already; what a restart would hand on is put off here."""
+    ticket = move.state.ticket
+    if ticket is None or ticket.turn_id != event.turn_id or ticket.deadline_s is None:
+        move.ignore("no deadline of that turn is kept")
+    else:
+        move.mark(deadline_s=ticket.deadline_s + event.waited_s)
 
 
 def _interrupted(move: Move, event: Interrupted) -> None:

@@ -51,6 +51,7 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
     WentSilent,
 )
 from greenroom.policy.restart import RestartPolicy
@@ -154,6 +155,7 @@ def _happenings(state: State) -> Iterable[tuple[str, SessionInput]]:
     yield "Died(evicted)", attrs.evolve(died, expected=True, evicted=True)
     yield "WaitDone", WaitDone(now_s=99, wait_id=state.waiting.wait_id if state.waiting else 0)
     yield "DeadlinePassed", DeadlinePassed(now_s=99, turn_id=turn_id, attempt=state.ticket.attempt if state.ticket else 1)
+    yield "WaitedForPerson", WaitedForPerson(now_s=99, turn_id=turn_id, waited_s=30)
     attempt = state.ticket.attempt if state.ticket else 1
     yield "WentSilent", attrs.evolve(_SILENT, now_s=99, turn_id=turn_id, incarnation=incarnation, attempt=attempt)
     yield "Interrupted", Interrupted(now_s=99, turn_id=turn_id)

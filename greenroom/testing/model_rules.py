@@ -16,7 +16,7 @@ from greenroom.testing.model_reply import Block, Pieces, Reply, Step, split, tex
 _TOOL_WORDS = frozenset(("BASH", "ASK", "WRITE", "TOOL", "STRUCTURED"))
 _WORDS = _TOOL_WORDS | {"SAY", "THINK", "SLOW", "SLEEP", "HANG", "CUT", "TOO_LONG", "ERROR", "FAILED"}
 _NO_PROMPTS = frozenset(("", "(no content)", "Tool loaded."))
-_CONTINUE = "Continue from where you left off"
+_NO_PROMPT_BEGINNINGS = ("Continue from where you left off", "[Request interrupted", "[Image: source: ")
 
 
 def is_responses(body: dict[str, Any]) -> bool:
@@ -122,6 +122,6 @@ def _position(happened: list[tuple[str, str]]) -> tuple[list[Step], int]:
 def _prompt(text: str, *, system: bool) -> list[Step] | None:
     """Return the directives of a text, its echo, or None if it is no prompt: a reminder, a continuation, nothing."""
     steps = _steps(text)
-    if steps or system or text in _NO_PROMPTS or text.startswith((_CONTINUE, "[Request interrupted")):
+    if steps or system or text in _NO_PROMPTS or text.startswith(_NO_PROMPT_BEGINNINGS):
         return steps or None
     return [("SAY", "echo: " + text)]

@@ -16,6 +16,8 @@ Directives (`\n` in a text is a line end):
     API_ERROR status kind text [times]     fails as an API error does (always, or the first `times` times in this conversation)
     API_RETRY n delay_s             n retries by the CLI itself     STRUCTURED json            the structured answer
     PERMISSION tool {json}          a call that is denied           CAN_USE_TOOL tool {json}   a call that asks the host
+    TAKE_BACK tool {json}           a call that asks the host, and takes the question back at once
+    ELICIT server {schema}          an MCP server asks the user to fill in a form
     UNKNOWN_REQUEST [subtype]       asks the host something new     SUBAGENT text              frames of a subagent
     RATE_LIMIT status type used resets_at  a rate_limit_event       COMPACT                    a compaction within the turn
     UNPROMPTED text                 a turn that nobody asked for, after this one (`text` may be a directive)
@@ -1022,15 +1024,29 @@ class Turn:
         meta: Frame = {"non_execution_kind": "permission-rule", "permission_decision": {"decision": "reject", "source": source}}
         self.tool_result(tool_id, why, "Error: " + why, error=True, meta=meta)
 
+    def permission_request(self, name: str, tool_input: Any, tool_id: str) -> Frame:
+        """Return the request, with what Claude Code suggests: a rule for a command, another mode for an edit, nothing for the rest."""
+        rule = {"toolName": name, "ruleContent": str(tool_input.get("command"))}
+        rows: list[Frame] = [{"type": "addRules", "rules": [rule], "behavior": "allow", "destination": "localSettings"}]
+        if name != "Bash":
+            rows = [{"type": "setMode", "mode": "acceptEdits", "destination": "session"}] if name in ("Write", "Edit") else []
+        request: Frame = {"subtype": "can_use_tool", "tool_name": name, "display_name": name, "input": tool_input}
+        request |= {"description": "run it", "permission_suggestions": rows, "tool_use_id": tool_id}
+        return request | ({"requires_user_interaction": True} if name in ("AskUserQuestion", "ExitPlanMode") else {})
+
     def do_can_use_tool(self, rest: str) -> Steps:
         name, tool_input, _ = named_json(rest)
         tool_id = self.tool_use(name, tool_input)
-        request: Frame = {"subtype": "can_use_tool", "tool_name": name, "display_name": name, "input": tool_input}
-        request |= {"description": "run it", "permission_suggestions": [], "tool_use_id": tool_id}
-        reply = yield from self.ask(request)
+        if self.cli.allows(name, tool_input):
+            self.tool_result(tool_id, "ok")
+            return
+        reply = yield from self.ask(self.permission_request(name, tool_input, tool_id))
         verdict = reply.get("response") or {}
         if verdict.get("behavior") == "allow":
-            self.tool_result(tool_id, "ok")
+            self.cli.rules += [rule for row in verdict.get("updatedPermissions") or [] for rule in row.get("rules", [])]
+            answers = (verdict.get("updatedInput") or {}).get("answers")
+            said = ", ".join(f'"{question}"="{answer}"' for question, answer in (answers or {}).items())
+            self.tool_result(tool_id, f"Your questions have been answered: {said}." if answers else "ok")
         elif verdict.get("interrupt"):
             self.denials.append({"tool_name": name, "tool_use_id": tool_id, "tool_input": tool_input})
             raise Interrupted
@@ -1038,6 +1054,20 @@ class Turn:
             self.deny(tool_id, name, tool_input, f"Tool permission request failed: Error: {reply.get('error')}", "user_reject")
         else:
             self.deny(tool_id, name, tool_input, str(verdict.get("message", "denied")), "user_reject")
+
+    def do_take_back(self, rest: str) -> None:
+        name, tool_input, _ = named_json(rest)
+        tool_id, request_id = self.tool_use(name, tool_input), new_uuid()
+        request = self.permission_request(name, tool_input, tool_id)
+        self.send({"type": "control_request", "request_id": request_id, "request": request})
+        self.send({"type": "control_cancel_request", "request_id": request_id})
+        self.tool_result(tool_id, "ok")
+
+    def do_elicit(self, rest: str) -> Steps:
+        server, schema, _ = named_json(rest)
+        request: Frame = {"subtype": "elicitation", "mcp_server_name": server, "message": "Please say", "mode": "form"}
+        reply = yield from self.ask({**request, "requested_schema": schema})
+        self.say(f"elicited: {json.dumps(reply.get('response') or reply.get('error'))}")
 
     def do_unknown_request(self, rest: str) -> Steps:
         reply = yield from self.ask({"subtype": rest or "a_request_of_tomorrow"})
@@ -1151,7 +1181,20 @@ SYNTHETIC_USAGE = {
     "fallback_credit": None,
 }
 TOOLS = frozenset(
-    ("tool", "tool_sleep", "write", "append", "await_steer", "permission", "can_use_tool", "subagent", "spawn", "hold_pipe", "structured")
+    (
+        "tool",
+        "tool_sleep",
+        "write",
+        "append",
+        "await_steer",
+        "permission",
+        "can_use_tool",
+        "take_back",
+        "subagent",
+        "spawn",
+        "hold_pipe",
+        "structured",
+    )
 )
 AT_MOST_ONCE = (TOOLS - {"write", "append"}) | {"unprompted", "late_frames"}
 
@@ -1186,6 +1229,7 @@ class Cli:
         self.money = Money()
         self.queue: list[Message] = []
         self.answers: dict[str, Frame] = {}
+        self.rules: list[Frame] = []
         self.unprompted: list[list[tuple[str, str]]] = []
         self.turn: Turn | None = None
         self.player: Steps | None = None
@@ -1449,15 +1493,27 @@ class Cli:
     def on_set_permission_mode(self, request_id: str | None, request: Frame) -> None:
         self.flags["--permission-mode"] = str(request.get("mode"))
         self.reply(request_id, {"mode": request.get("mode")})
+        told: Frame = {"type": "system", "subtype": "status", "status": None, "permissionMode": request.get("mode")}
+        self.out.frame({**told, "uuid": new_uuid(), "session_id": self.session_id})
 
     def on_set_model(self, request_id: str | None, request: Frame) -> None:
-        self.reply(request_id, {"model": request.get("model") or MODEL})
+        self.flags["--model"] = str(request.get("model") or MODEL)
+        self.reply(request_id, {"model": self.flags["--model"]})
+
+    def on_get_settings(self, request_id: str | None, request: Frame) -> None:
+        self.reply(request_id, {"effective": {}, "sources": [], "applied": {"model": self.flags.get("--model") or MODEL}})
 
     def on_mcp_status(self, request_id: str | None, request: Frame) -> None:
         self.reply(request_id, {"mcpServers": []})
 
     def on_get_binary_version(self, request_id: str | None, request: Frame) -> None:
         self.reply(request_id, {"version": self.version})
+
+    def allows(self, name: str, tool_input: Any) -> bool:
+        """Whether a rule that this process was given lets the call pass unasked."""
+        about = {str(tool_input.get("command")), f"/{tool_input.get('file_path')}"}
+        edits = {"Edit"} if name in ("Write", "Edit") else set()
+        return any(rule.get("toolName") in {name} | edits and rule.get("ruleContent", "") in about | {""} for rule in self.rules)
 
     # --- frames that belong to no turn ---
 

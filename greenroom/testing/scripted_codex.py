@@ -18,6 +18,8 @@ Directives (`\n` in a text is a line end; a word that ends all conversations say
     CHANGE_FILE path text           really writes a file            CALL_MCP server tool {json} [-> output]   an MCP tool
     ASK command [-> output]         a command that asks first       ASK_PATCH path text        a file change that asks first
     ASK_USER question               asks the user                   UNKNOWN_REQUEST [method]   asks something new
+    ELICIT server {schema}          an MCP server asks the user to fill in a form
+    TAKE_BACK command               a command that asks first, and needs no answer any more at once
     SPEND input output [cached]     what this model call costs (1000 50 400 if not said)
     REPLAY_USAGE                    repeats the last usage, as an answer without usage does
     RATE_LIMIT used_percent window_mins [resets_at]                 what every later account/rateLimits/updated says
@@ -1122,6 +1124,18 @@ class Turn:
         answer = yield from self.ask("item/tool/requestUserInput", params, "waitingOnUserInput")
         self.unflag()
         self.store.add("output", content=json.dumps(answer.get("result") or {"answers": {}}))
+
+    def do_elicit(self, rest: str) -> Steps:
+        server, _, schema = rest.partition(" ")
+        params: Frame = {**self.ids(), "serverName": server, "mode": "form", "_meta": None, "message": "Please say"}
+        params["requestedSchema"] = json.loads(schema)
+        answer = yield from self.ask("mcpServer/elicitation/request", params, "waitingOnApproval")
+        self.unflag()
+        self.say(f"elicited: {json.dumps(answer.get('result') or answer.get('error'))}")
+
+    def do_take_back(self, rest: str) -> None:
+        asked = self.server.ask("item/commandExecution/requestApproval", self.approval(self.command_item(rest), rest))
+        self.notify("serverRequest/resolved", threadId=self.conversation.id, requestId=asked)
 
     def do_unknown_request(self, rest: str) -> Steps:
         answer = yield from self.ask(rest or "item/tool/requestOfTomorrow", {**self.ids(), "itemId": f"call_{os.urandom(5).hex()}"})

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import attrs
 
+from greenroom.asks import Answer, Approval, Inquiry
 from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent, ToolCall
 from greenroom.history import Account, Thread
@@ -203,7 +204,10 @@ class LaunchSpec:
 
 @attrs.frozen(kw_only=True)
 class Launch:
-    """What to start, and the codec that speaks to it. `env` is complete, the mark included."""
+    """What to start, and the codec that speaks to it. `env` is complete, the mark included.
+
+    `settled`: to be called once the start has succeeded or failed, whatever comes of it, by the process's driver or who else has it.
+    """
 
     argv: tuple[str, ...]
     cwd: pathlib.Path
@@ -211,6 +215,7 @@ class Launch:
     codec: Codec
     startup_timeout_s: float = 60.0
     close_grace_s: float = 5.0
+    settled: Callable[[], None] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -264,7 +269,8 @@ class Renamed(Signal):
 class AttemptEnded(Signal):
     """The attempt ended: exactly one of `result` and `error` is set. `usage` is its own consumption, `cumulative` for the checkpoint.
 
-    `nudgeable`: a retry in place is valid next. `forced`: the interrupt went unanswered, a Kill follows.
+    `nudgeable`: a retry in place is valid next. `forced`: the interrupt went unanswered, a Kill follows. `sent`: False when nothing of the
+    attempt was given to the provider.
     `keeps_conversation`: an error of our making (FAIL_TURN, a line that was too long), which says nothing against the conversation.
     """
 
@@ -275,6 +281,7 @@ class AttemptEnded(Signal):
     cumulative: ProviderUsage | None = None
     duration_ms: int = 0
     nudgeable: bool = False
+    sent: bool = True
     forced: bool = False
     keeps_conversation: bool = False
 
@@ -298,6 +305,24 @@ class Kill(Signal):
     """The process must be killed now."""
 
     reason: str
+
+
+@attrs.frozen(kw_only=True)
+class Asked(Signal):
+    """The provider asks, and waits for `answer`. `request_id` is the wire's; `ask` is what is wanted.
+
+    While an attempt waits for a person, its deadline stands still.
+    """
+
+    request_id: str
+    ask: Approval | Inquiry
+
+
+@attrs.frozen(kw_only=True)
+class Withdrawn(Signal):
+    """What was asked under this id needs no answer any more. Comes before the end of the attempt that asked."""
+
+    request_id: str
 
 
 @attrs.frozen
@@ -359,8 +384,11 @@ class Codec(Protocol):
         """End the open attempt; held until the provider can take it; harmless when idle or repeated."""
         ...
 
-    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
-        """Answer a request of the provider that was left open for the owner."""
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what the provider asked (`Asked`); None when that is open no more.
+
+        CancelTurn only refuses; the owner interrupts as well.
+        """
         ...
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
@@ -436,6 +464,10 @@ class SharedCodec(Protocol):
         """End the open attempt; harmless when idle or repeated."""
         ...
 
+    def answer(self, key: str, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what a conversation asked; None when that is open no more."""
+        ...
+
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """The process ended: fail what is still opening, reject pending steers. Attempts are ended by the owner."""
         ...
@@ -459,7 +491,7 @@ class SharedCodec(Protocol):
 
 @attrs.frozen(kw_only=True)
 class LinkLaunch:
-    """What to start for a shared process. `max_conversations`: how many it may carry at once."""
+    """What to start for a shared process. `max_conversations`: how many it may carry at once; `settled`: as in `Launch`."""
 
     argv: tuple[str, ...]
     cwd: pathlib.Path
@@ -467,6 +499,7 @@ class LinkLaunch:
     codec: SharedCodec
     startup_timeout_s: float = 60.0
     close_grace_s: float = 5.0
+    settled: Callable[[], None] | None = None
     max_conversations: int = 32
 
 

@@ -13,19 +13,22 @@ from collections.abc import Callable
 
 import attrs
 
+from greenroom.attachments import load
 from greenroom.clock import Clock, SystemClock
 from greenroom.errors import GreenroomError, NoRunningTurnError, ProviderCapabilityError, SessionStateError, TransportDiedError
 from greenroom.events import AgentEvent
 from greenroom.ids import new_nonce
-from greenroom.model import ConversationSpec, TurnRequest, TurnResult
+from greenroom.model import ApprovalPolicy, ConversationSpec, TurnRequest, TurnResult
 from greenroom.policy.commands import How
 from greenroom.policy.wire_ids import proposed_conversation, receipt
 from greenroom.transports.base import (
     Attempt,
     AttemptEnded,
     Flags,
+    Launch,
     LaunchSpec,
     Output,
+    Process,
     Ready,
     Renamed,
     StartFailed,
@@ -76,6 +79,7 @@ class BlockingConversation:
         """Run one turn; `emit` is called on this thread. Raises what the transport raises; SessionStateError after close."""
         if self._closed:
             raise SessionStateError("the conversation is closed")
+        request = load(request)
         self._transport.validate(self._spec, request)
         flags = self._transport.flags(self._spec, request)
         if self._driver is None or self._driver.ended or flags != self._flags:
@@ -187,7 +191,7 @@ class BlockingConversation:
             previous_usage=self._spec.previous_usage if self._incarnation == 1 else None,
         )
         launch = self._transport.launch(spec)
-        process = (self._transport.executor or LocalExecutor()).start(launch.argv, launch.cwd, launch.env)
+        process = self._process(launch)
         self._driver, self._flags = Driver(launch, process), flags
         outputs = self._driver.begin(self._clock.monotonic())
         while True:
@@ -200,6 +204,14 @@ class BlockingConversation:
                 if isinstance(output, Ended):
                     raise self._died(output)
             outputs = self._pump()
+
+    def _process(self, launch: Launch) -> Process:
+        try:
+            return (self._transport.executor or LocalExecutor()).start(launch.argv, launch.cwd, launch.env)
+        except BaseException:
+            if launch.settled is not None:
+                launch.settled()
+            raise
 
     def _pump(self) -> list[Output]:
         """Wait until something is ready or due, and let the driver see to it."""
@@ -233,5 +245,7 @@ class BlockingConversation:
 
 def open_blocking(transport: StreamTransport, spec: ConversationSpec) -> BlockingConversation:
     """Open a conversation on the calling thread. Raises what the start raises."""
+    if spec.approvals is ApprovalPolicy.ASK:
+        raise ProviderCapabilityError("only a session can wait for a person: ApprovalPolicy.ASK", provider=transport.profile.name)
     transport.validate(attrs.evolve(spec, resume_id=None, previous_usage=None), None)
     return BlockingConversation(transport, spec)

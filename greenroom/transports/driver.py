@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from greenroom.asks import Answer
 from greenroom.errors import ProcessClosedError, TransportDiedError
 from greenroom.events import AgentEvent, RunFinished, RunStarted, Stderr
 from greenroom.model import ProviderUsage
@@ -198,6 +199,13 @@ class Driver:
         outputs = self.codec.steer(text, steer_id, now_s)
         return None if outputs is None else self.follow(outputs, now_s)
 
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what the provider asked; None: that is open no more."""
+        if self.ended or self._exit is not None:
+            return None
+        outputs = self.codec.answer(request_id, answer, now_s)
+        return None if outputs is None else self.follow(outputs, now_s)
+
     def interrupt(self, now_s: float) -> list[Output]:
         """End the open attempt; harmless when idle or repeated."""
         return self.follow(self.codec.interrupt(now_s), now_s)
@@ -219,6 +227,10 @@ class Driver:
         self._step, self._step_due_s = _Step.INTERRUPT, now_s + self.launch.close_grace_s
         return self.interrupt(now_s)
 
+    def _start_settled(self) -> None:
+        if self.launch.settled is not None:
+            self.launch.settled()
+
     def release(self) -> None:
         """Close the descriptors. The owner has stopped watching them; a process that still lives must be killed first."""
         self.io.close()
@@ -227,6 +239,7 @@ class Driver:
         """The owner crashed: kill the process. `process.poll` still has to reap it."""
         self.process.kill()
         self.ended = True
+        self._start_settled()
 
     # --- inside
 
@@ -255,8 +268,10 @@ class Driver:
     def _note(self, signal: Signal, now_s: float) -> None:
         if isinstance(signal, Ready):
             self.ready = True
+            self._start_settled()
         elif isinstance(signal, StartFailed):
             self._expected = True
+            self._start_settled()
             self._to_eof(now_s)
         elif isinstance(signal, (AttemptEnded, AttemptSwallowed)):
             self.attempt = None
@@ -324,6 +339,7 @@ class Driver:
         usage = self.codec.consumed() if sent else None
         outputs += self.follow(self.codec.exited(exit_, tail, now_s), now_s)
         self.ended = True
+        self._start_settled()
         self._step_due_s = self._drain_due_s = self._eof_due_s = None
         code = -exit_.signal if exit_.signal else exit_.returncode
         refused = not self.ready and not self._expected and exit_.signal is None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from greenroom.errors import McpConfigError, ProviderCapabilityError, SchemaDialectError
-from greenroom.model import ConversationSpec, OutputSchema, StdioMcpServer, TurnRequest
+from greenroom.model import ConversationSpec, InteractionMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
 
 
 def refuse_scopes(spec: ConversationSpec, *, provider: str) -> None:
@@ -23,6 +23,18 @@ def refuse_moves(spec: ConversationSpec, request: TurnRequest, *, provider: str)
         raise ProviderCapabilityError(what, provider=provider)
     if request.mcp_workspace is not None:
         raise ProviderCapabilityError("mcp_workspace is not supported", provider=provider, hint="give the servers with mcp_servers=")
+
+
+def refuse_undeclared(profile: ProviderProfile, request: TurnRequest) -> None:
+    """Raise ProviderCapabilityError for what a turn may ask for only where the profile says so."""
+    asked = (
+        (bool(request.attachments), profile.attachments, "it takes no attachments"),
+        (request.model is not None, profile.turn_model, "it takes no model for a single turn"),
+        (request.interaction_mode is not InteractionMode.DEFAULT, profile.plan_mode, "it has no plan mode"),
+    )
+    for wanted, able, why in asked:
+        if wanted and not able:
+            raise ProviderCapabilityError(why, provider=profile.name)
 
 
 def refuse_repeated(servers: Iterable[StdioMcpServer]) -> None:

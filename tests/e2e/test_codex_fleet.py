@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 
 import psutil
 import pytest
 
-from greenroom import ToolCall, TransportDied, TransportRestarted
+from greenroom import ApprovalPolicy, Greenroom, NativePermissions, ToolCall, TransportDied, TransportRestarted
 from greenroom.transports.guard import host_id
 from greenroom.transports.marks import find_marked, host_prefix
 from tests.e2e.codex_stage import CodexStage
@@ -16,6 +17,7 @@ from tests.e2e.stage import Running, until
 
 SESSIONS = 32
 TARGET_MB = 350
+OPTIONS = {"permissions": NativePermissions.bypass(), "approvals": ApprovalPolicy.DENY}
 
 
 def folders(stage: CodexStage, count: int) -> list[pathlib.Path]:
@@ -113,3 +115,13 @@ def test_a_loud_one_does_not_hold_up_the_others(codex_stage: CodexStage) -> None
     assert {turn.result.text for turn in turns} == {"hi"}
     assert loud.join().result.text == "done"
     assert len(stage.processes()) == 1
+
+
+def test_rooms_that_start_at_once_in_a_fresh_home(codex: str, tmp_path: pathlib.Path) -> None:
+    """Between rooms there is no supervisor to keep the second one back."""
+    with CodexStage(tmp_path, codex) as stage, contextlib.ExitStack() as rooms:
+        agents = [rooms.enter_context(Greenroom()).agent(stage.transport(), **OPTIONS) for _ in range(3)]
+        sessions = [rooms.enter_context(agent.session(stage.cwd)) for agent in agents]
+        running = [stage.begin(session, f"SAY {number}") for number, session in enumerate(sessions)]
+        assert [turn.join().result.text for turn in running] == ["0", "1", "2"]
+        assert not list(stage.codex_home.glob("*.lock"))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 
 import pytest
 
-from greenroom import AccountKind, Session, SessionStateError, Thread, ToolCall, TurnFailedError, TurnStatus
+from greenroom import AccountInUse, AccountKind, QueryFailedError, Session, SessionStateError, Thread, ToolCall, TurnFailedError, TurnStatus
 from tests.e2e.codex_stage import CodexStage
 from tests.e2e.stage import until
-from tests.e2e.test_history import SAYS, THINKS, TOOL, USER, prompts, told
+from tests.e2e.test_history import SAYS, THINKS, TOOL, USER, prompts, session_account, told
+from tests.faults.killing import KillsQueries
 
 PIN = {"pin": True}
 INPUT = 70  # uncached tokens that the model server says of every call
@@ -30,7 +32,10 @@ def test_a_history_tells_turns_with_their_items(codex_stage: CodexStage) -> None
     stage = codex_stage
     with stage.session() as session:
         assert session.read_thread() == Thread(thread_id=None)
-        first = stage.run(session, "SAY one", prepare=PIN)
+        begun = stage.begin(session, "SAY one", prepare=PIN)
+        first = begun.join()
+        (paid,) = begun.saw(AccountInUse)
+        assert paid.account == session_account(stage)
         stage.run(session, "THINK hm\nBASH echo out; exit 3\nSAY two", prepare=PIN)
         with pytest.raises(TurnFailedError):
             stage.run(session, "ERROR 500 server_error bad\nSAY three", prepare=PIN)
@@ -122,6 +127,22 @@ def test_a_rollback_leaves_the_servers_other_conversations_alone(codex_stage: Co
         assert len(stage.processes()) == 1
         assert not running.join().result.interrupted
         assert prompts(session) == ["SAY one", "SAY two"]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.1, 0.2])
+def test_a_rollback_that_is_cut_leaves_one_history_or_the_other(codex: str, tmp_path: pathlib.Path, delay_s: float) -> None:
+    """What the history tells afterwards is what the model is shown."""
+    with CodexStage(tmp_path, codex) as stage:
+        executor = KillsQueries(delay_s)
+        session = stage.session(agent=stage.agent(transport=stage.transport(executor=executor)))
+        three(stage, session)
+        with contextlib.suppress(QueryFailedError):
+            session.rollback(1)
+        executor.off = True
+        left = prompts(session)
+        assert left in (["SAY one", "SAY two"], ["SAY one", "SAY two", "SAY three"])
+        stage.run(session, "SAY four", prepare=PIN)
+        assert users(stage) == [*left, "SAY four"]
 
 
 def test_what_cannot_be_taken_back(codex_stage: CodexStage) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom import EventStream, Greenroom, SessionStatus, ToolCall, TurnCompleted
+from greenroom import EventStream, Greenroom, ItemKind, SessionStatus, ToolCall, TurnCompleted
 from tests.e2e.codex_stage import CodexStage
 from tests.e2e.stage import BOUND_S, LONG_TOOL, Stage, until
 
@@ -105,6 +105,30 @@ def test_a_cursor_that_leads_nowhere_gives_a_new_conversation_and_says_so(stage:
         names = told(stream, "session/ready")
     assert "session/threadResumeFallback" in names
     assert stage.room.send_turn("mine", "SAY one").wait(BOUND_S).result.text == "one"
+
+
+def test_the_history_by_id(stage: Stage) -> None:
+    start(stage, "mine")
+    for word in ("one", "two"):
+        stage.room.send_turn("mine", f"SAY {word}").wait(BOUND_S)
+    said = [[item.text for item in turn.items if item.kind is ItemKind.USER_TEXT] for turn in stage.room.read_thread("mine").turns]
+    assert said == [["SAY one"], ["SAY two"]]
+    forked = stage.room.fork_thread("mine", "fork")
+    assert (forked.thread_id, forked.status) == ("fork", SessionStatus.READY)
+    stage.room.rollback_thread("mine", 1)
+    assert len(stage.room.read_thread("mine").turns) == 1
+    assert len(stage.room.read_thread("fork").turns) == 2
+    stage.room.send_turn("mine", "SAY three").wait(BOUND_S)
+    stage.room.send_turn("fork", "SAY four").wait(BOUND_S)
+    assert stage.server.seen(2) == (("user", "SAY one"), ("assistant", "one"), ("user", "SAY three"))
+    assert stage.server.seen(3)[-2:] == (("assistant", "two"), ("user", "SAY four"))
+
+
+def test_who_pays(stage: Stage) -> None:
+    provider = provider_of(stage)
+    account = stage.room.account(provider, provider_options={provider: {"binary_path": stage.binary, "env": stage.env}})
+    assert account.provider == provider
+    assert account.kind is not None
 
 
 def test_a_home_that_the_options_name(stage: Stage, tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -12,11 +13,14 @@ import textwrap
 import pytest
 
 from greenroom import (
+    Account,
+    AccountInUse,
     AccountKind,
     ApprovalPolicy,
     Greenroom,
     ItemKind,
     NativePermissions,
+    OutputSchema,
     QueryFailedError,
     Session,
     SessionStateError,
@@ -27,6 +31,7 @@ from greenroom import (
     TurnStatus,
 )
 from tests.e2e.stage import Stage, until
+from tests.faults.killing import KillsQueries
 
 USER, SAYS, TOOL, THINKS = ItemKind.USER_TEXT, ItemKind.ASSISTANT_TEXT, ItemKind.TOOL_CALL, ItemKind.REASONING
 
@@ -34,6 +39,11 @@ USER, SAYS, TOOL, THINKS = ItemKind.USER_TEXT, ItemKind.ASSISTANT_TEXT, ItemKind
 def told(thread: Thread) -> list[list[tuple[ItemKind, str]]]:
     """Return what a thread tells, without its ids."""
     return [[(item.kind, item.tool or item.text) for item in turn.items] for turn in thread.turns]
+
+
+def session_account(stage: Stage) -> Account:
+    """Ask in another process."""
+    return stage.agent().account()
 
 
 def prompts(session: Session) -> list[str]:
@@ -44,7 +54,10 @@ def prompts(session: Session) -> list[str]:
 def test_a_history_tells_turns_with_their_items(stage: Stage) -> None:
     with stage.session() as session:
         assert session.read_thread() == Thread(thread_id=None)
-        first = stage.run(session, "SAY one")
+        begun = stage.begin(session, "SAY one")
+        first = begun.join()
+        (paid,) = begun.saw(AccountInUse)
+        assert paid.account == session_account(stage)
         stage.run(session, "BASH echo out\nSAY two")
         with pytest.raises(TurnFailedError):
             stage.run(session, "ERROR 529 overloaded_error busy\nSAY three")
@@ -164,6 +177,35 @@ def test_a_steered_last_turn_is_taken_back_too(stage: Stage) -> None:
         session.rollback(1)
         stage.run(session, "SAY three")
     assert stage.server.seen(-1) == (("user", "SAY one"), ("assistant", "one"), ("user", "SAY three"))
+
+
+def test_an_answer_by_a_schema_is_complete_and_images_are_noted(stage: Stage) -> None:
+    schema = OutputSchema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    with stage.session() as session:
+        assert stage.run(session, 'STRUCTURED {"n": 7}', output_schema=schema).result.structured_output == {"n": 7}
+        assert session.read_thread().turns[0].status is TurnStatus.COMPLETED
+        running = stage.begin(session, "SAY two")
+        running.join()
+        assert session.read_thread().turns[1].status is TurnStatus.COMPLETED
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.2, 0.35, 0.5])
+def test_a_rollback_that_is_cut_leaves_one_history_or_the_other(claude: str, tmp_path: pathlib.Path, delay_s: float) -> None:
+    """What the history tells afterwards is what the model is shown."""
+    with Stage(tmp_path, claude) as stage:
+        executor = KillsQueries(delay_s)
+        session = stage.session(agent=stage.agent(transport=stage.transport(executor=executor)))
+        stage.run(session, "SAY one")
+        stage.run(session, "SAY two")
+        with contextlib.suppress(QueryFailedError):
+            session.rollback(1)
+        executor.off = True
+        left = prompts(session)
+        assert left in (["SAY one"], ["SAY one", "SAY two"])
+        stage.run(session, "SAY three")
+        assert [text for role, text in stage.server.seen(-1) if role == "user"] == [*left, "SAY three"]
+        session.rollback(1)
+        assert prompts(session) == left
 
 
 def test_what_cannot_be_taken_back(stage: Stage) -> None:

@@ -37,6 +37,13 @@ SAYS = {
         r"held None, ran in (?P<id>[0-9a-f-]{36}) \(continued\)",
         r"held (?P=id), ran in (?P=id) \(continued\)(?s:.*)held (?P=id), ran in (?P=id) \(continued\)",
     ),
+    "approve.py": (
+        r"asked: Which colour\? -> Reply\(answers=\{'Which colour\?': 'blue'\}\), in time: True",
+        r"asked: Bash -> Accept\(\), in time: True",
+        r"once more: False",
+        r"asked: Bash -> Decline\(message='leave the rest alone'\), in time: True",
+        r"continued: 'It is there, and all the rest is too\.'; waiting: 0",
+    ),
     "frontend.py": (
         r"first is ready",
         r"second is ready",

@@ -213,6 +213,8 @@ class Caller:
             store=world.store,
             store_key=self.name,
         )
+        self.told = []
+        self.core.publish = self.told.append
         self.ref = SessionActor.start(
             world.dispatcher,
             core=self.core,
@@ -228,8 +230,8 @@ class Caller:
     def act(self):
         rnd = self.world.random
         act = rnd.choices(
-            (self.prepare, self.run, self.interrupt, self.cancel, self.steer, self.release, self.crash, self.close),
-            (30, 30, 8, 3, 8, 3, 0.1, 0.3),
+            (self.prepare, self.run, self.interrupt, self.cancel, self.steer, self.release, self.connect, self.crash, self.close),
+            (30, 30, 8, 3, 8, 3, 5, 0.1, 0.3),
         )[0]
         act()
 
@@ -304,6 +306,11 @@ class Caller:
         self.pending.append(reply)
         tell(self.ref, m.ReleaseConversation(reply_to=reply))
 
+    def connect(self):
+        reply = Cell()
+        self.pending.append(reply)
+        tell(self.ref, m.Connect(flags=NO_FLAGS, reply_to=reply))
+
     def crash(self):
         """A defect of ours: a message that cannot be handled."""
         tell(self.ref, m.Spent(incarnation=1, usage=object()))
@@ -311,6 +318,16 @@ class Caller:
 
     def close(self):
         tell(self.ref, m.CloseSession())
+
+    def check_told(self):
+        """What subscribers are told is in order, and every turn that begins ends, unless the session crashed in it."""
+        events = [(batch.first_sequence + index, event) for batch in self.told for index, event in enumerate(batch.events)]
+        assert [number for number, _ in events] == list(range(1, len(events) + 1)), f"{self.name}: not in order"
+        names = [event.method for _, event in events]
+        assert names.count("session/closed") == 1, f"{self.name} has closed {names.count('session/closed')} times"
+        assert names[-1] == "session/closed"
+        open_turns = names.count("turn/started") - names.count("turn/completed")
+        assert 0 <= open_turns <= (events[-1][1].message == "Session crashed"), f"{self.name}: {open_turns} turns have no end"
 
     def check(self):
         for core in self.tickets:
@@ -327,6 +344,7 @@ class Caller:
         assert all(reply.settled for reply in self.pending), f"{self.name}: somebody still waits"
         assert self.core.closed.settled, f"{self.name} has not closed"
         assert all(one.closed for one in self.transport.opened), f"{self.name}: a conversation is left open"
+        self.check_told()
         twice = [what for what, count in self.transport.shown.items() if count > 1]
         assert not twice, f"shown twice: {twice}"
 

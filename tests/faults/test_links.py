@@ -24,7 +24,7 @@ from greenroom import (
     Turn,
 )
 from greenroom.actors import link, messages, process_owner
-from greenroom.actors.dispatcher import PipeReady, TimerFired
+from greenroom.actors.dispatcher import LoopFailed, PipeReady, TimerFired
 from greenroom.actors.link import GuestActor, LinkActor
 from greenroom.actors.runtime import tell
 from greenroom.testing.scripted import Plan
@@ -371,6 +371,7 @@ LINK = [
     *named(process_owner, "Launched"),
     TimerFired,
     PipeReady,
+    LoopFailed,
 ]
 GUEST = [
     *named(messages, "RunAttempt SteerAttempt InterruptTurn HoldReading EndConversation"),

@@ -28,8 +28,9 @@ from tests.faults.bench import PATIENCE_S, outcome_of, until
 BOUND_S = 30.0
 TO_SESSION = """PrepareTurn Run CancelTurn Steer Interrupt AdoptConversation ReleaseConversation ReleaseIfIdle CloseSession DrainSession
     CreditReturned Detach StartWaits Admitted ConversationOpened ConversationNamed OpenFailed TurnEvent TurnEnded
-    TurnSwallowed Spent Down Stored"""
-TO_CONVERSATION = "RunAttempt SteerAttempt InterruptTurn HoldReading EndConversation"
+    TurnSwallowed Spent Down Stored
+    AnswerAsk AskArrived AskWithdrawn AskAnswered"""
+TO_CONVERSATION = "RunAttempt SteerAttempt AnswerRequest InterruptTurn HoldReading EndConversation"
 TO_SUPERVISOR = """StartConversation WithdrawStart StartSettled ProcessGone ReapProcess TurnOver RetireSession SessionBegan CloseRoom
     LinkReady LinkRetired LinkGone"""
 

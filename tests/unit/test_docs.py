@@ -8,9 +8,12 @@ import re
 import attrs
 import pytest
 
-from greenroom import Liveness, LivenessReason, StallAction, testing
+from greenroom import Liveness, LivenessReason, StallAction, events, testing
+from greenroom.actors import hub
 from greenroom.cli import fields
 from greenroom.cli.results import Outcome, TaskRecord
+from greenroom.directory import SessionRecord
+from greenroom.front import ById
 from greenroom.testing import contracts, model_rules, model_server, scripted, scripted_claude
 from greenroom.transports import environment
 from greenroom.transports.claude import launch, transport
@@ -102,6 +105,19 @@ def test_every_reason_of_a_quiet_session_is_told():
     assert first_column(read("liveness.md"), "`action`") == {action.name for action in StallAction}
     shown = {name for name in first_column(read("liveness.md"), "Field") if "(" not in name}
     assert shown == {*(field.name for field in attrs.fields(Liveness)), "left_s", "tool"}
+
+
+def test_sessions_by_id():
+    page = read("sessions.md")
+    assert first_column(page, "Field") == {field.name for field in attrs.fields(SessionRecord)}
+    named = {cls.method: cls.__name__ for cls in vars(events).values() if isinstance(getattr(cls, "method", None), str)}
+    assert dict(re.findall(r"^\| `([a-zA-Z/]+)` \| `(\w+)` \|", page, re.MULTILINE)) == named
+    calls = {name for name in vars(ById) if f"a{name}" in vars(ById)}
+    told = {re.split(r"\(", call)[0] for call in first_column(page, "Call of a room")}
+    assert len(calls) > 5
+    assert calls - told == set()
+    for number in (hub.HISTORY_EVENTS, hub.BUFFER_EVENTS, hub.LOSSLESS_EVENTS):
+        assert f"{number:,}".replace(",", " ") in page
 
 
 def test_codex():

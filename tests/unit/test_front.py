@@ -10,7 +10,10 @@ import attrs
 import pytest
 
 from greenroom import (
+    AttachmentError,
     Greenroom,
+    ImageAttachment,
+    InteractionMode,
     LivenessReason,
     NativeMode,
     NoRunningTurnError,
@@ -27,7 +30,7 @@ from greenroom import (
 from greenroom.testing import FakeTransport, FakeTurn, fake_profile, resume_refused, turn_failed
 
 PATIENCE_S = 20
-EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode))
+EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode), supports_asks=True)
 
 
 @pytest.fixture
@@ -350,6 +353,9 @@ def test_the_options_reach_the_provider(tmp_path):
         {"HOME": "/h", "CODEX_HOME": str(tmp_path)},
     )
     assert _transport("claude", {"claude": {"home_path": tmp_path}}).env["CLAUDE_CONFIG_DIR"] == str(tmp_path)
+    assert _transport("claude", {"claude": {"partial_messages": True}}).partial_messages is True
+    with pytest.raises(ProviderCapabilityError, match="no option 'partial_messages'"):
+        _transport("codex", {"codex": {"partial_messages": True}})
 
 
 def test_a_closed_room(tmp_path):
@@ -484,3 +490,19 @@ def test_a_session_that_was_closed_by_hand_stays_on_record(tmp_path):
         room.session("t").close()
         assert room.directory.get("t").status is SessionStatus.CLOSED
         assert start(room, tmp_path, transport=transport).status is SessionStatus.READY
+
+
+def test_a_turn_may_bring_images_and_have_a_model_and_a_mode_of_its_own(room, tmp_path):
+    able = fake_profile(native_permission_modes=frozenset(NativeMode), attachments=True, turn_model=True, plan_mode=True)
+    transport = FakeTransport(profile=able)
+    start(room, tmp_path, transport=transport)
+    image = ImageAttachment(data=b"\x89PNG\r\n\x1a\n0")
+    room.send_turn("t", "look", attachments=[image], model="other", interaction_mode="plan").wait(PATIENCE_S)
+    request = transport.requests[-1]
+    assert [given.data for given in request.attachments] == [image.data]
+    assert (request.model, request.interaction_mode) == ("other", InteractionMode.PLAN)
+    with pytest.raises(ValueError, match="'plann' is not a valid InteractionMode"):
+        room.send_turn("t", "look", interaction_mode="plann")
+    with pytest.raises(AttachmentError, match="is not an image"):
+        room.send_turn("t", "look", attachments=[ImageAttachment(data=b"x")])
+    assert room.directory.get("t").status is SessionStatus.READY

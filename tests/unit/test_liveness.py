@@ -183,6 +183,12 @@ ROWS = {
         0.5,
     ),
     "after the wait": (lambda x: x.running().failed(BUSY).after(30).told(e.WaitDone, wait_id=1).after(2), R.MODEL, 2, None),
+    "rolled back": (
+        lambda x: x.running().ended().told(e.RollBackAsked, request_id="r").died(expected=True).after(2),
+        R.REWINDING,
+        2,
+        None,
+    ),
     "closed": (lambda x: x.told(e.Close).after(2), R.CLOSED, 2, None),
 }
 

@@ -68,6 +68,14 @@ def test_a_program(stage, number):
     assert re.search(SAYS[number], ended.stdout, re.DOTALL), ended.stdout
 
 
+def test_the_program_of_the_page_on_approvals(stage):
+    page = (ROOT / "docs" / "approvals.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    asking = 'CAN_USE_TOOL Bash {\\"command\\":\\"git status\\"}\\nCAN_USE_TOOL Bash {\\"command\\":\\"rm x\\"}'
+    ended = stage("-c", program.replace("Tidy up the branches", asking) + "\nprint(ticket.wait().result.text)")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_commands(stage):
     (stage.work / "tasks.toml").write_text(blocks("toml")[0], encoding="utf-8")
     assert len(COMMANDS) == 4

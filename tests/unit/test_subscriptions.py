@@ -278,6 +278,17 @@ def test_a_reader_that_waits_is_told_of_the_end(tmp_path):
     assert got == [None]
 
 
+def test_a_closed_stream_gives_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(hubs, "HISTORY_EVENTS", 2)
+    with Greenroom(state_dir=tmp_path / "state") as room:
+        session = session_of(room, tmp_path)
+        turn(session)
+        stream = room.events(session.id, after=0)
+        assert stream.get(PATIENCE_S).sequence == 1
+        stream.close()
+        assert stream.get() is None
+
+
 def test_patience(room):
     with room.events() as stream, pytest.raises(TimeoutError):
         stream.get(timeout=0.01)

@@ -13,16 +13,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from greenroom.asks import Answer
 from greenroom.errors import CliCheckError, GreenroomError, ProviderCapabilityError, SessionResumeError, SessionStateError, TurnFailedError
-from greenroom.events import AccountInUse, ApprovalDenied, Lifecycle, RawOutput, SessionStarted, SkillsDiscovered
+from greenroom.events import (
+    AccountInUse,
+    ApprovalDenied,
+    Lifecycle,
+    PermissionsDiffer,
+    RawOutput,
+    SessionStarted,
+    SkillsDiscovered,
+)
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, Kill, Output, ProcessExit, Ready, Renamed, StartFailed, Write, soonest
-from greenroom.transports.claude import exits, lines, mapping, outcome
+from greenroom.transports.claude import asks, exits, lines, mapping, outcome
 from greenroom.transports.claude.account import account_of
 from greenroom.transports.claude.classify import Failure
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame, decode
+from greenroom.transports.claude.modes import SUBTYPES
 from greenroom.transports.claude.state import Phase
 from greenroom.transports.claude.turns import Turns
 
@@ -31,8 +41,8 @@ _Handler = Callable[[Frame, float], Iterator[Output]]
 # Known, and of no use to anybody: progress marks that another frame tells better.
 _QUIET = frozenset(
     {
-        *("keep_alive", "control_cancel_request", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
-        *("system/status", "system/thinking_tokens", "system/task_updated", "system/task_progress"),
+        *("keep_alive", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
+        *("system/thinking_tokens", "system/task_updated", "system/task_progress"),
         *("system/session_state_changed", "system/hook_started", "system/hook_progress", "system/hook_response"),
         *("system/files_persisted", "system/local_command_output"),
     }
@@ -58,9 +68,11 @@ class ClaudeCodec:
             "command_lifecycle": self._command_lifecycle,
             "control_response": self._control_response,
             "control_request": self._control_request,
+            "control_cancel_request": self._request_taken_back,
             "rate_limit_event": self._rate_limit_event,
             "conversation_reset": self._conversation_reset,
             "system/init": self._init,
+            "system/status": self._status,
             "system/permission_denied": self._permission_denied,
             "system/api_retry": self._api_retry,
             "system/compact_boundary": self._compact_boundary,
@@ -130,9 +142,9 @@ class ClaudeCodec:
         """End the open attempt as soon as the CLI can take it."""
         return [] if self._phase is Phase.ENDED else list(self._turns.interrupt(now_s))
 
-    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
-        """Nothing is left open for the owner: every request is answered at once."""
-        return []
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what the CLI asked; None when it is open no more."""
+        return None if self._phase is Phase.ENDED else self._turns.answer(request_id, answer, now_s)
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """End the start if it is open, and the steers; never the attempt."""
@@ -156,9 +168,12 @@ class ClaudeCodec:
             why = f"no answer to the handshake within {self._config.startup_timeout_s:g} s"
             return [self._start_failed(CliCheckError(self._config.argv[0], why)), Kill(why)]
         out = self._settle_phase(list(self._turns.tick(now_s)))
-        if self._desk.expire(now_s):
+        late = self._desk.expire(now_s)
+        for pending in late:
+            out += self._turns.unanswered(pending, now_s)
+        if late:
             out += self._turns.write(now_s)
-        return out
+        return self._settle_phase(out)
 
     # --- the handshake -------------------------------------------------------------------------------------------------
 
@@ -189,6 +204,7 @@ class ClaudeCodec:
         facts = answer if isinstance(answer, dict) else {}
         widened = self._widened(facts)
         if widened is not None:
+            yield PermissionsDiffer(self._asked, widened)
             yield self._start_failed(
                 ProviderCapabilityError(widened, provider="claude", hint="look for settings that overrule the command line")
             )
@@ -205,6 +221,10 @@ class ClaudeCodec:
         if isinstance(mode, str) and self._config.permission_mode not in {None, mode}:
             return f"it runs in permission mode {mode!r}, not in {self._config.permission_mode!r}"
         return "it runs without its sandbox" if self._config.sandboxed and sandboxed is False else None
+
+    @property
+    def _asked(self) -> str:
+        return f"{self._config.permission_mode}{' in its sandbox' if self._config.sandboxed else ''}"
 
     def _start_refused(self, frame: Frame) -> StartFailed:
         """A result before the handshake's answer: the resume was refused; the process exits by itself."""
@@ -273,18 +293,25 @@ class ClaudeCodec:
             return
         if pending.subtype == "initialize":
             yield from self._handshake_answered(response)
+        elif pending.subtype in SUBTYPES:
+            yield from self._turns.mode_answered(pending, response, now_s)
         else:
             answer = response.get("response")
             yield from self._turns.answered(pending, answer if isinstance(answer, dict) else {}, now_s)
 
     def _control_request(self, frame: Frame, now_s: float) -> Iterator[Output]:
-        """Answer at once, in every phase: a request without an answer would hold the CLI for ever."""
+        """Answer at once, in every phase, or leave it to a person: a request without an answer would hold the CLI for ever."""
         request = frame.request or {}
         subtype = request.get("subtype")
-        if subtype == "can_use_tool":
+        if self._config.approvals is ApprovalPolicy.ASK and asks.serves(request) and isinstance(frame.request_id, str):
+            yield from self._turns.ask(frame.request_id, request, now_s)
+        elif subtype == "can_use_tool":
             yield from self._deny(frame.request_id, request, now_s)
         else:
             yield Write(lines.refusal(frame.request_id, f"greenroom does not serve {subtype!r} requests"))
+
+    def _request_taken_back(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        yield from self._turns.taken_back(frame.request_id, now_s)
 
     def _deny(self, request_id: Any, request: dict[str, Any], now_s: float) -> Iterator[Output]:
         turn = self._turns.open
@@ -308,6 +335,10 @@ class ClaudeCodec:
 
     def _rate_limit_event(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield from mapping.rate_limits(frame)
+
+    def _status(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        if isinstance(frame.permission_mode, str) and self._phase is Phase.READY:
+            yield from self._turns.mode_told(frame.permission_mode, now_s)
 
     def _api_retry(self, frame: Frame, now_s: float) -> Iterator[Output]:
         yield mapping.retry_notice(frame)

@@ -8,6 +8,7 @@ import attrs
 
 from greenroom.events import ToolCall
 from greenroom.model import ApprovalPolicy, ProviderUsage
+from greenroom.transports.home_models import HomeModels
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 
@@ -17,12 +18,15 @@ class CodecConfig:
     """Which conversation, which rules, which bounds (in seconds). `argv` is for error messages.
 
     `taken_receipt`: a message that is known to be in the conversation already, so that it need not be tried again.
+    `home_models`: the models of conversations on which a turn had its own.
     `lost_calls`: tool calls of the cut turn that the conversation does not show, so that the model must be told of them.
     """
 
     argv: tuple[str, ...] = ("claude",)
     approvals: ApprovalPolicy = ApprovalPolicy.DENY
     permission_mode: str | None = None
+    model: str | None = None
+    home_models: HomeModels = attrs.field(factory=HomeModels)
     sandboxed: bool = False
     resume_id: str | None = None
     proposed_id: str | None = None

@@ -37,12 +37,10 @@ class ControlDesk:
             return None
         return min((pending.until_s for pending in self._pending.values() if pending.until_s is not None), default=None)
 
-    def expire(self, now_s: float) -> bool:
-        """Forget what has waited too long; return whether something was forgotten."""
+    def expire(self, now_s: float) -> list[Pending]:
+        """Forget what has waited too long, and return it."""
         late = [key for key, pending in self._pending.items() if pending.until_s is not None and now_s >= pending.until_s]
-        for key in late:
-            del self._pending[key]
-        return bool(late)
+        return [self._pending.pop(key) for key in late]
 
     def clear(self) -> None:
         """Forget everything: the process has ended."""

@@ -100,6 +100,7 @@ class Frame(msgspec.Struct):
     structured_output: Any = msgspec.UNSET
     origin: Any = None
     # system
+    permission_mode: Any = msgspec.field(name="permissionMode", default=None)
     skills: list[Any] | None = None
     tool_name: str = ""
     tool_use_id: str = ""

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from greenroom.errors import McpConfigError, ProviderCapabilityError
-from greenroom.model import NativeMode, StdioMcpServer
+from greenroom.model import ApprovalPolicy, NativeMode, StdioMcpServer
 from greenroom.transports.base import LaunchSpec
 from greenroom.transports.environment import child_env
 
@@ -25,7 +25,7 @@ MAX_ARGUMENT_BYTES = 100_000
 WRITE_HOOK = Path(__file__).with_name("writehook.py")
 WRITING_TOOLS = "Edit|MultiEdit|Write|NotebookEdit"
 
-PERMISSION_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits"}
+PERMISSION_MODES = {NativeMode.BYPASS: "bypassPermissions", NativeMode.WORKSPACE_WRITE: "acceptEdits", NativeMode.ASK: "default"}
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +43,8 @@ def argv_for(binary: str, launch: LaunchSpec, *, hooks: Iterable[ClaudeHook] = (
     return (
         binary,
         *("--print", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
-        *("--replay-user-messages", "--permission-prompts", "none"),
+        "--replay-user-messages",
+        *_prompt_arguments(launch.spec.approvals),
         *(("--include-partial-messages",) if partial_messages else ()),
         *_permission_arguments(launch),
         *_option("--model", launch.spec.model),
@@ -64,6 +65,11 @@ def _conversation_arguments(launch: LaunchSpec) -> tuple[str, ...]:
     if launch.resume_id is not None:
         return ("--resume", launch.resume_id)
     return _option("--session-id", launch.proposed_id)
+
+
+def _prompt_arguments(approvals: ApprovalPolicy) -> tuple[str, ...]:
+    """Where the CLI's questions go: to us, or nowhere. Only with the former does it have the tools that need a person."""
+    return ("--permission-prompt-tool", "stdio") if approvals is ApprovalPolicy.ASK else ("--permission-prompts", "none")
 
 
 def _permission_arguments(launch: LaunchSpec) -> tuple[str, ...]:

@@ -6,10 +6,13 @@ a prompt is an escape then. The model gets U+FFFD and U+0000 for these.
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
+from greenroom.attachments import images_of, texts_of
 from greenroom.events import ToolCall
+from greenroom.model import TurnRequest
 from greenroom.policy.commands import How
 from greenroom.transports.claude.config import MAX_LINE_BYTES
 
@@ -23,19 +26,22 @@ LOST_CALLS_TEXT = (
 MAX_LOST_CALLS = 20
 MAX_ARGS_CHARS = 2000
 
+Block = dict[str, Any]
+Content = str | list[Block]
+
 
 def line(value: dict[str, Any]) -> bytes:
     """Return `value` as a line."""
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def user_message(content: str | list[dict[str, str]], uuid: str) -> bytes:
+def user_message(content: Content, uuid: str) -> bytes:
     """A message of the user. `uuid` is swallowed if the conversation has seen it before, also after a kill and a resume."""
     message = {"role": "user", "content": content}
     return line({"type": "user", "uuid": uuid, "message": message, "parent_tool_use_id": None})
 
 
-def prompt_content(prompt: str) -> str | list[dict[str, str]]:
+def prompt_content(prompt: str) -> Content:
     """Return the content that brings `prompt` to the model as it is.
 
     A text that begins with "/" would be run as a command of the CLI: `/clear` would drop the conversation. A block list whose last
@@ -44,30 +50,47 @@ def prompt_content(prompt: str) -> str | list[dict[str, str]]:
     return [_text(prompt), _text(" ")] if prompt.startswith("/") else prompt
 
 
-def too_long(text: str) -> int | None:
-    """Return the size in bytes of a text that fits no line, else None. The CLI repeats every message in a line of its own."""
-    if len(text) * _MOST_BYTES_PER_CHARACTER <= MAX_TEXT_BYTES:
+def request_content(request: TurnRequest) -> Content:
+    """Return the content that brings a request to the model: what is attached, and the prompt behind it."""
+    prompt = prompt_content(request.prompt)
+    attached = [*(_image(*image) for image in images_of(request)), *(_text(text) for text in texts_of(request))]
+    return [*attached, *_as_blocks(prompt)] if attached else prompt
+
+
+def too_long(*texts: str, encoded_bytes: int = 0) -> int | None:
+    """Return the size in bytes of texts that fit no line, else None. The CLI repeats every message in a line of its own.
+
+    `encoded_bytes`: what images take of the line.
+    """
+    if sum(map(len, texts)) * _MOST_BYTES_PER_CHARACTER + encoded_bytes <= MAX_TEXT_BYTES:
         return None
-    size = len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    size = sum(len(json.dumps(text, ensure_ascii=False).encode("utf-8", "surrogatepass")) for text in texts) + encoded_bytes
     return size if size > MAX_TEXT_BYTES else None
 
 
-def content_of(how: How, prompt: str, lost_calls: tuple[ToolCall, ...] = ()) -> str | list[dict[str, str]]:
+def request_too_long(request: TurnRequest) -> int | None:
+    """Return the size in bytes of a request that fits no line, else None."""
+    encoded_bytes = sum(len(data) * 4 // 3 + 4 for _, data in images_of(request))
+    return too_long(request.prompt, *texts_of(request), encoded_bytes=encoded_bytes)
+
+
+def content_of(how: How, request: TurnRequest, lost_calls: tuple[ToolCall, ...] = ()) -> Content:
     """Return what an attempt sends. An empty text block directly after an API error repeats the failed request, and adds no prompt."""
     match how:
         case How.PROMPT:
-            return _with_reminder(prompt_content(prompt), lost_calls)
+            return _with_reminder(request_content(request), lost_calls)
         case How.RETRY:
             return [_text("")]
         case How.CONTINUE:
             return "\n".join([CONTINUE_TEXT, *_reminder(lost_calls)])
 
 
-def _with_reminder(content: str | list[dict[str, str]], lost_calls: tuple[ToolCall, ...]) -> str | list[dict[str, str]]:
-    if not lost_calls:
-        return content
-    blocks = [_text(content)] if isinstance(content, str) else content
-    return [*blocks, _text("\n".join(_reminder(lost_calls)))]
+def _with_reminder(content: Content, lost_calls: tuple[ToolCall, ...]) -> Content:
+    return [*_as_blocks(content), _text("\n".join(_reminder(lost_calls)))] if lost_calls else content
+
+
+def _as_blocks(content: Content) -> list[Block]:
+    return [_text(content)] if isinstance(content, str) else content
 
 
 def _reminder(lost_calls: tuple[ToolCall, ...]) -> list[str]:
@@ -78,8 +101,12 @@ def _reminder(lost_calls: tuple[ToolCall, ...]) -> list[str]:
     return ["<system-reminder>", LOST_CALLS_TEXT, *calls, "</system-reminder>"]
 
 
-def _text(text: str) -> dict[str, str]:
+def _text(text: str) -> Block:
     return {"type": "text", "text": text}
+
+
+def _image(media_type: str, data: bytes) -> Block:
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": base64.b64encode(data).decode("ascii")}}
 
 
 def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
@@ -90,7 +117,12 @@ def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
 def denial(request_id: Any, message: str, *, interrupt: bool) -> bytes:
     """Answer a `can_use_tool` request."""
     verdict = {"behavior": "deny", "message": message, **({"interrupt": True} if interrupt else {})}
-    return line({"type": "control_response", "response": {"subtype": "success", "request_id": request_id, "response": verdict}})
+    return answer(request_id, verdict)
+
+
+def answer(request_id: Any, response: dict[str, Any]) -> bytes:
+    """Answer a request of the CLI's."""
+    return line({"type": "control_response", "response": {"subtype": "success", "request_id": request_id, "response": response}})
 
 
 def refusal(request_id: Any, error: str) -> bytes:

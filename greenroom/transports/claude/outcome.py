@@ -94,6 +94,7 @@ class Verdict:
             cumulative=self._cumulative,
             duration_ms=self._duration_ms(),
             nudgeable=nudgeable,
+            sent=self._turn.written,
             forced=forced,
             keeps_conversation=keeps_conversation,
         )

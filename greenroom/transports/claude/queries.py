@@ -50,17 +50,21 @@ def read_thread(home: Path, conversation_id: str, *, running: bool = False) -> T
 
     In a conversation in which a turn runs (`running`) there need not be one yet.
     """
+    path = find(home, conversation_id)
+    thread = None if path is None else read_file(path, conversation_id, running=running)
+    if thread is None and not running:
+        raise SessionResumeError(conversation_id, detail=f"there is no transcript of it in {home}")
+    return thread or Thread(thread_id=conversation_id)
+
+
+def read_file(path: Path, conversation_id: str, *, running: bool = False) -> Thread | None:
+    """Return what the transcript tells; None when it has just vanished. Raises QueryFailedError when it cannot be read."""
     try:
-        path = find(home, conversation_id)
-        if path is not None:
-            return history.read(path, conversation_id, running=running)
+        return history.read(path, conversation_id, running=running)
     except FileNotFoundError:
-        path = None  # it vanished just now
+        return None
     except OSError as error:
         raise QueryFailedError(f"conversation {conversation_id!r} cannot be read", str(error)) from error
-    if running:
-        return Thread(thread_id=conversation_id)
-    raise SessionResumeError(conversation_id, detail=f"there is no transcript of it in {home}")
 
 
 # --- back ------------------------------------------------------------------------------------------------------------------------

@@ -66,7 +66,10 @@ class Stop:
 
 @attrs.define(kw_only=True)
 class OpenAttempt:
-    """The attempt that is under way. `results` are the frames that ended a turn of it: more than one when a steer ran on its own."""
+    """The attempt that is under way. `results` are the frames that ended a turn of it: more than one when a steer ran on its own.
+
+    `waits_since_s`: since when it waits for a person; `waited_s`: how long it has, in all, before that.
+    """
 
     attempt: Attempt
     written: bool = False
@@ -79,6 +82,8 @@ class OpenAttempt:
     probe_until_s: float | None = None
     settle_until_s: float | None = None
     steers_until_s: float | None = None
+    waits_since_s: float | None = None
+    waited_s: float = 0.0
     steers: dict[str, Steer] = attrs.field(factory=dict)
     results: list[Frame] = attrs.field(factory=list)
     usage: ProviderUsage | None = None
@@ -102,6 +107,12 @@ class OpenAttempt:
     def receipt(self) -> str:
         """The uuid of its message."""
         return self.attempt.receipt
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When its time is over; None: never, or not while it waits for a person."""
+        bound_s = self.attempt.deadline_s
+        return None if bound_s is None or self.waits_since_s is not None else bound_s + self.waited_s
 
     @property
     def is_running(self) -> bool:

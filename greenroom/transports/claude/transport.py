@@ -33,8 +33,9 @@ from greenroom.transports.claude.launch import (
     schema_goes_by_handshake,
     schema_of,
 )
-from greenroom.transports.claude.lines import MAX_TEXT_BYTES, too_long
+from greenroom.transports.claude.lines import MAX_TEXT_BYTES, request_too_long
 from greenroom.transports.environment import child_env, without_parent
+from greenroom.transports.home_models import HomeModels
 from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
 from greenroom.transports.versions import check_version
@@ -54,14 +55,18 @@ PROFILE = ProviderProfile(
     name=NAME,
     display_name="Claude Code",
     binary=PROGRAM.name,
-    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.WORKSPACE_WRITE}),
+    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.WORKSPACE_WRITE, NativeMode.ASK}),
     supports_resume=True,
     supports_steer=True,
     supports_reasoning_effort=True,
     output_schema=True,
     mcp=True,
+    attachments=True,
+    turn_model=True,
+    plan_mode=True,
     chooses_ids=True,
     retries_in_place=True,
+    supports_asks=True,
     supports_history=True,
     supports_rollback=True,
     supports_fork=True,
@@ -105,6 +110,7 @@ class ClaudeStreamTransport:
         self.steer_grace_s = steer_grace_s
         self.partial_messages = partial_messages
         self._binary = binary
+        self._home_models = HomeModels()
 
     @property
     def profile(self) -> ProviderProfile:
@@ -190,6 +196,8 @@ class ClaudeStreamTransport:
         return CodecConfig(
             argv=argv,
             approvals=launch.spec.approvals,
+            model=launch.spec.model,
+            home_models=self._home_models,
             permission_mode=PERMISSION_MODES[launch.spec.permissions.mode],
             sandboxed=launch.spec.permissions.mode is NativeMode.WORKSPACE_WRITE,
             resume_id=launch.resume_id,
@@ -272,19 +280,20 @@ def _unable(what: str, hint: str | None = None) -> ProviderCapabilityError:
 
 def _check_request(spec: ConversationSpec, request: TurnRequest) -> None:
     refuse_moves(spec, request, provider=NAME)
-    _check_prompt(request.prompt)
+    _check_prompt(request)
     _check_effort(request.reasoning_effort)
     _check_servers(request.mcp_servers)
     if request.output_schema is not None:
         refuse_schema(request.output_schema, provider=NAME)
 
 
-def _check_prompt(prompt: str) -> None:
-    if not prompt.strip():
+def _check_prompt(request: TurnRequest) -> None:
+    if not request.prompt.strip():
         # The model would be shown "(no content)" and answer that (seen on 2.1.332): a turn paid for nothing.
-        raise _unable(f"the prompt is {'of blanks only' if prompt else 'empty'}")
-    if (size := too_long(prompt)) is not None:
-        raise _unable(f"the prompt takes {size} bytes on the wire; at most {MAX_TEXT_BYTES} are possible", hint="put it into a file")
+        raise _unable(f"the prompt is {'of blanks only' if request.prompt else 'empty'}")
+    if (size := request_too_long(request)) is not None:
+        what = "the prompt with its attachments takes" if request.attachments else "the prompt takes"
+        raise _unable(f"{what} {size} bytes on the wire; at most {MAX_TEXT_BYTES} are possible", hint="put it into a file")
 
 
 def _check_effort(effort: str | None) -> None:

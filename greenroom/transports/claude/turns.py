@@ -11,14 +11,17 @@ from typing import Any
 
 import attrs
 
+from greenroom.asks import Answer
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
-from greenroom.events import ApprovalDenied, Lifecycle, SteerRejected
+from greenroom.events import ApprovalDenied, Lifecycle, PermissionsDiffer, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, Output, Urgent, Write, soonest
 from greenroom.transports.claude import lines, mapping, outcome, steers, usage
+from greenroom.transports.claude.asks import Asks
 from greenroom.transports.claude.config import CodecConfig
 from greenroom.transports.claude.control import ControlDesk
 from greenroom.transports.claude.frames import Frame
+from greenroom.transports.claude.modes import SUBTYPES, Modes, unable
 from greenroom.transports.claude.state import OpenAttempt, Owner, Pending, Steer, SteerState, Stop
 
 SETTLE_S = 2.0
@@ -30,9 +33,11 @@ class Turns:
     def __init__(self, config: CodecConfig, desk: ControlDesk) -> None:
         self.open: OpenAttempt | None = None
         self.session_id: str | None = None
+        self.asks = Asks()
         self._config = config
         self._desk = desk
         self._lost_calls = config.lost_calls
+        self._modes = Modes(config, desk)
         self._owner = Owner.NOBODY
         self._ledger = usage.Ledger(fresh=config.resume_id is None, previous=config.previous_usage, after_death=config.after_death)
 
@@ -41,7 +46,7 @@ class Turns:
         """When `tick` is due."""
         if (turn := self.open) is None:
             return None
-        whole_s = turn.attempt.deadline_s if turn.stop is None else turn.stop.until_s
+        whole_s = turn.deadline_s if turn.stop is None else turn.stop.until_s
         return soonest(whole_s, turn.settle_until_s, turn.steers_until_s, turn.probe_until_s)
 
     # --- begin ---------------------------------------------------------------------------------------------------------
@@ -62,12 +67,16 @@ class Turns:
             self.open = None
             yield AttemptSwallowed(attempt.turn_id)
             return
+        asked = self._modes.ask(attempt.request, now_s)
+        if asked is not None:
+            yield asked
+            return
         turn.written = True
         if attempt.probe:
             turn.probe_until_s = now_s + self._config.startup_timeout_s
         # Told once, with what the process is given first: a prompt too, if the CLI died before it had any of the conversation on disk.
         lost_calls, self._lost_calls = self._lost_calls, ()
-        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request.prompt, lost_calls), attempt.receipt))
+        yield Write(lines.user_message(lines.content_of(attempt.how, attempt.request, lost_calls), attempt.receipt))
 
     def steer(self, text: str, uuid: str) -> list[Output] | None:
         """Write a text for the running turn; None when there is none, or it is ending."""
@@ -78,6 +87,52 @@ class Turns:
             return [SteerRejected(text, f"it takes {size} bytes on the wire; at most {lines.MAX_TEXT_BYTES} are possible")]
         turn.steers[uuid] = Steer(text=text, uuid=uuid)
         return [Write(lines.user_message(lines.prompt_content(text), uuid))]
+
+    # --- the model and the permission mode -----------------------------------------------------------------------------
+
+    def mode_answered(self, pending: Pending, response: dict[str, Any], now_s: float) -> Iterator[Output]:
+        """The CLI answered one of the requests that a turn waits for."""
+        wrong, turn = self._modes.answered(pending, response), self.open
+        if turn is None or turn.written:
+            return
+        if wrong is None:
+            yield from self.write(now_s)
+        elif pending.subtype == "set_model":
+            turn.stop = Stop(until_s=now_s, error=wrong, keeps_conversation=True)
+            yield from self._settle(turn, now_s)
+        else:
+            yield from self._unmet(wrong, now_s)
+
+    def unanswered(self, pending: Pending, now_s: float) -> Iterator[Output]:
+        """A request of ours got no answer in time. A turn that waits for it must not run: nobody knows with what."""
+        if pending.subtype in SUBTYPES and self.open is not None and not self.open.written:
+            why = f"no answer to {pending.subtype} within {self._config.startup_timeout_s:g} s"
+            yield from self._unmet(TurnFailedError(FailureKind.OTHER, why), now_s)
+
+    def mode_told(self, mode: str, now_s: float) -> Iterator[Output]:
+        """The CLI says that its permission mode has changed."""
+        if (wrong := self._modes.told(mode)) is not None:
+            yield from self._overruled(wrong, now_s)
+
+    def _began(self, turn: OpenAttempt, frame: Frame, now_s: float) -> Iterator[Output]:
+        mode = frame.permission_mode
+        wrong = self._modes.begins(turn.attempt.request, mode) if isinstance(mode, str) else None
+        yield from self._started(turn, now_s) if wrong is None else self._overruled(wrong, now_s)
+
+    def _overruled(self, wrong: str, now_s: float) -> Iterator[Output]:
+        """The process has other permissions than it was given. It is killed, whatever it is at."""
+        yield PermissionsDiffer(self._modes.asked, wrong)
+        yield from self._unmet(unable(wrong), now_s)
+
+    def _unmet(self, error: GreenroomError, now_s: float) -> Iterator[Output]:
+        turn = self.open
+        if turn is not None:
+            turn.stop = Stop(until_s=now_s, error=error, keeps_conversation=True)
+            verdict = self._verdict(turn)
+            yield from steers.all_rejected(turn, "delivery unknown: the process is killed")
+            self._close()
+            yield from verdict.stopped(forced=True)
+        yield Kill(str(error))
 
     # --- whose frame is it? --------------------------------------------------------------------------------------------
 
@@ -105,7 +160,7 @@ class Turns:
             for steer in turn.steers.values():
                 steer.opened_turn = steer.opened_turn or steer.uuid in (frame.user_message_uuids or ())
             if turn.receipt in (frame.user_message_uuids or ()):
-                yield from self._started(turn, now_s)
+                yield from self._began(turn, frame, now_s)
         elif self._owner is not Owner.ATTEMPT:
             self._owner = Owner.CLI
             yield Lifecycle("background turn", "the CLI started a turn by itself", ongoing=True)
@@ -233,6 +288,7 @@ class Turns:
             return
         turn.stop = Stop(until_s=now_s + self._config.interrupt_grace_s)
         yield Urgent()
+        yield from self.asks.drop(turn.receipt)
         yield from self._push_stop(turn, now_s)
 
     def fail(self, error: GreenroomError, now_s: float, *, keeps_conversation: bool = True) -> Iterator[Output]:
@@ -242,6 +298,7 @@ class Turns:
             return
         turn.stop = Stop(until_s=now_s + self._config.interrupt_grace_s, error=error, keeps_conversation=keeps_conversation)
         yield Urgent()
+        yield from self.asks.drop(turn.receipt)
         yield from self._push_stop(turn, now_s)
 
     def _push_stop(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -329,6 +386,7 @@ class Turns:
     def _settle(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
         """End the attempt: with its last result, or, if none will come, with why it was stopped."""
         verdict = self._verdict(turn)
+        yield from self.asks.end(turn.receipt)
         yield from self._cancel_steers(turn, now_s)
         yield from steers.all_rejected(turn, "the turn ended before it was taken up")
         self._close()
@@ -351,6 +409,39 @@ class Turns:
             self._owner = Owner.NOBODY
 
     # --- approvals -----------------------------------------------------------------------------------------------------
+
+    def ask(self, request_id: str, request: dict[str, Any], now_s: float) -> Iterator[Output]:
+        """The CLI asks a person. What the attempt that runs asks is its own; while it waits, its time stands still."""
+        turn = self.open
+        running = turn if turn is not None and turn.is_running else None
+        if running is not None and running.stop is not None:
+            yield Write(lines.denial(request_id, "the turn is being stopped", interrupt=True))
+            return
+        yield self.asks.ask(request_id, request, None if running is None else running.receipt)
+        if running is not None and running.waits_since_s is None:
+            running.waits_since_s = now_s
+
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what was asked; None when it is open no more."""
+        receipt, call = self.asks.receipt_of(request_id), self.asks.call_of(request_id)
+        written = self.asks.answer(request_id, answer)
+        if written is None:
+            return None
+        if (turn := self.open) is not None and turn.receipt == receipt:
+            turn.denied.add(call)  # whoever declined it knows
+            self._wait_over(turn, now_s)
+        return [written]
+
+    def taken_back(self, request_id: Any, now_s: float) -> Iterator[Output]:
+        """The CLI wants no answer any more."""
+        yield from self.asks.taken_back(request_id)
+        if self.open is not None:
+            self._wait_over(self.open, now_s)
+
+    def _wait_over(self, turn: OpenAttempt, now_s: float) -> None:
+        if turn.waits_since_s is not None and not self.asks.waits(turn.receipt):
+            turn.waited_s += now_s - turn.waits_since_s
+            turn.waits_since_s = None
 
     def _denials(self, turn: OpenAttempt, frame: Frame, now_s: float) -> Iterator[Output]:
         for denial in frame.permission_denials or ():
@@ -386,7 +477,7 @@ class Turns:
         elif turn.stop is not None:
             if now_s >= turn.stop.until_s:
                 yield from self._give_up(turn, now_s)
-        elif turn.attempt.deadline_s is not None and now_s >= turn.attempt.deadline_s:
+        elif turn.deadline_s is not None and now_s >= turn.deadline_s:
             yield from self._timed_out(turn, now_s)
         elif turn.steers_until_s is not None and now_s >= turn.steers_until_s:
             yield from self._steers_late(turn, now_s)

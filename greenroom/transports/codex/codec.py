@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from greenroom.asks import Answer
 from greenroom.model import ProviderUsage
 from greenroom.transports.base import Addressed, Attempt, LaunchSpec, Output, ProcessExit, Ready, StartFailed
 from greenroom.transports.codex.config import CodecConfig
@@ -61,9 +61,10 @@ class CodexCodec:
         """End the open attempt as soon as the server can take it."""
         return self._bare(self._link.interrupt(_KEY, now_s))
 
-    def answer(self, request_id: str, verdict: Any, now_s: float) -> list[Output]:
-        """Nothing is left open for the owner: every request is answered at once."""
-        return []
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what the server asked; None when it is open no more."""
+        outputs = self._link.answer(_KEY, request_id, answer, now_s)
+        return None if outputs is None else self._bare(outputs)
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """End the start if it is open, and the steers; never the attempt."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from greenroom.errors import CliCheckError, GreenroomError
-from greenroom.events import Lifecycle, RawOutput
+from greenroom.events import Lifecycle, PermissionsDiffer, RawOutput
 from greenroom.transports.base import LaunchSpec, Output, Ready, Renamed, StartFailed, Write
 from greenroom.transports.codex import params
 from greenroom.transports.codex.classify import ARCHIVED, refused_open
@@ -32,9 +32,9 @@ QUIET = frozenset(
     {
         *DELTAS,
         *("thread/started", "thread/readState/changed", "thread/goal/cleared", "thread/goal/updated"),
-        *("thread/settings/updated", "thread/name/updated", "thread/archived", "thread/unarchived", "thread/compacted"),
+        *("thread/name/updated", "thread/archived", "thread/unarchived", "thread/compacted"),
         *("thread/queue/changed", "thread/prediction/updated", "thread/environment/connected", "thread/environment/disconnected"),
-        *("turn/plan/updated", "turn/moderationMetadata", "serverRequest/resolved", "hook/started", "hook/completed"),
+        *("turn/plan/updated", "turn/moderationMetadata", "hook/started", "hook/completed"),
         *("item/autoApprovalReview/started", "item/autoApprovalReview/completed", "deprecationNotice", "model/verification"),
         "model/safetyBuffering/updated",
     }
@@ -64,7 +64,9 @@ class Conversation:
             "guardianWarning": self._warning,
             "mcpServer/startupStatus/updated": self._mcp_status,
             "model/rerouted": self._rerouted,
+            "thread/settings/updated": self._settings,
             "thread/closed": self._closed,
+            "serverRequest/resolved": self.turns.request_resolved,
         }
 
     @property
@@ -89,8 +91,8 @@ class Conversation:
 
     def line_lost(self, what: str, now_s: float) -> Iterator[Output]:
         """A line that was too long may have been ours: the answer to a resume is asked for again, shorter; an attempt fails."""
-        if self._phase is Phase.OPENING and self.launch.resume_id is not None and self._view is View.FULL:
-            self._view = View.BRIEF
+        if self._phase is Phase.OPENING and self.launch.resume_id is not None and (shorter := self._view.shorter) is not None:
+            self._view = shorter
             yield from self.begin(now_s)
         yield from self.turns.line_lost(what, now_s)
 
@@ -119,8 +121,9 @@ class Conversation:
         thread_id = self.turns.thread_id = text(obj(reply.get("thread")).get("id")) or None
         if thread_id is None:
             yield self.fail_start(CliCheckError(self._config.argv[0], "the server named no thread"))
-        elif (wrong := params.check_echo(self.launch, reply)) is not None:
-            yield self.fail_start(wrong)
+        elif (differs := params.differing(self.launch, *_permissions(reply, "sandbox"))) is not None:
+            yield PermissionsDiffer(*differs)
+            yield self.fail_start(params.refused(*differs))
         else:
             self._phase = Phase.READY
             self._learn(reply)
@@ -138,7 +141,7 @@ class Conversation:
         thread, turns = obj(reply.get("thread")), self.turns
         page = rows(obj(reply.get("initialTurnsPage")).get("data")) or rows(thread.get("turns"))[::-1]
         turns.history = History.of(page)
-        turns.effort_before, turns.model = text(reply.get("reasoningEffort")) or None, text(reply.get("model")) or None
+        turns.modes.learn(turns.thread_id or "", reply)
         if obj(thread.get("status")).get("type") == "active" and turns.history.last_status == "inProgress":
             turns.active = text(page[0].get("id")) or None
 
@@ -200,8 +203,18 @@ class Conversation:
         yield Lifecycle("warning", text(fields.get("message")))
 
     def _rerouted(self, fields: Frame, now_s: float) -> Iterator[Output]:
-        self.turns.model = text(fields.get("toModel")) or self.turns.model
+        self.turns.modes.model = text(fields.get("toModel")) or self.turns.modes.model
         yield Lifecycle("model fallback", f"{text(fields.get('fromModel'))} to {text(fields.get('toModel'))}: {text(fields.get('reason'))}")
+
+    def _settings(self, fields: Frame, now_s: float) -> Iterator[Output]:
+        """The thread's settings have changed, by a turn of ours or by somebody else's doing."""
+        told = obj(fields.get("threadSettings"))
+        differs = params.differing(self.launch, *_permissions(told, "sandboxPolicy"))
+        yield from self.turns.settings(differs, obj(told.get("collaborationMode")).get("mode"), now_s)
 
     def _closed(self, fields: Frame, now_s: float) -> Iterator[Output]:
         yield Lifecycle("thread closed", "the server has unloaded the thread")
+
+
+def _permissions(said: Frame, sandbox: str) -> tuple[Any, Any, Any]:
+    return said.get(sandbox), said.get("approvalPolicy"), said.get("approvalsReviewer")

@@ -81,6 +81,7 @@ def _call(turn: OpenAttempt, kind: str, item: Frame) -> Iterator[AgentEvent]:
     if item_id not in turn.tools:
         tool, arguments = _TOOLS[kind](item)
         turn.tools[item_id] = tool
+        turn.calls[item_id] = arguments
         yield ToolCall(item_id, tool, arguments)
 
 
@@ -91,6 +92,7 @@ def completed(turn: OpenAttempt, item: Frame) -> Iterator[AgentEvent]:
         yield from _call(turn, kind, item)
         if item_id not in turn.closed_tools:
             turn.closed_tools.add(item_id)
+            turn.calls.pop(item_id, None)
             yield result(item, turn.tools[item_id])
     elif item_id not in turn.texts:
         turn.texts.add(item_id)

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 METHOD_NOT_FOUND = -32601
+REFUSED = -32000
 
 Frame = dict[str, Any]
 

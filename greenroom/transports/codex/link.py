@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from greenroom.asks import Answer
 from greenroom.errors import CliCheckError, GreenroomError, SessionResumeError, SessionStateError
 from greenroom.events import AccountInUse, Lifecycle, RateLimitStatus
 from greenroom.history import Account
@@ -20,6 +21,7 @@ from greenroom.model import ProviderUsage
 from greenroom.transports.base import Addressed, Attempt, Kill, LaunchSpec, Output, ProcessExit, Ready, StartFailed, Write
 from greenroom.transports.codex import items, lines
 from greenroom.transports.codex.account import WHOSE, account_of
+from greenroom.transports.codex.asks import SERVED
 from greenroom.transports.codex.classify import refused_request, refused_start
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.conversation import DELTAS, Conversation
@@ -148,6 +150,12 @@ class CodexLinkCodec:
         """End the open attempt as soon as the server can take it."""
         conversation = self._conversations.get(key)
         return [] if conversation is None or self._ended else _to(key, conversation.turns.interrupt(now_s))
+
+    def answer(self, key: str, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what a conversation asked; None when it is open no more."""
+        conversation = self._conversations.get(key)
+        outputs = None if conversation is None or self._ended else conversation.turns.answer(request_id, answer, now_s)
+        return None if outputs is None else _to(key, outputs)
 
     def exited(self, exit_: ProcessExit, stderr_tail: str, now_s: float) -> list[Output]:
         """End the start if it is open and this is an answer, and the steers; never an attempt."""
@@ -354,10 +362,13 @@ class CodexLinkCodec:
     # --- requests of the server ----------------------------------------------------------------------------------------
 
     def _asked(self, method: str, request_id: Any, asked: Frame, now_s: float) -> Iterator[Output]:
-        """Answer at once, whoever it is for and whether or not anybody holds it: a request without an answer is waited for without end."""
+        """Leave it to a person, or answer at once, whoever it is for: a request without an answer is waited for without end."""
         thread_id = text(asked.get("threadId")) or text(asked.get("conversationId"))
         key = self._by_thread.get(thread_id, self._children.get(thread_id))
         conversation = self._conversations.get(key) if key is not None else None
+        if key is not None and conversation is not None and method in SERVED and conversation.turns.asks_people:
+            yield from _to(key, conversation.turns.ask(method, request_id, asked, now_s))
+            return
         refusal = refuse(method, request_id, asked, fails_turn=conversation is not None and conversation.turns.fails_turns)
         yield Write(refusal.line)
         if key is None or conversation is None:

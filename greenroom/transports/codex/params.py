@@ -6,34 +6,45 @@ can fix is sent every time. A thread that is already loaded ignores what a resum
 
 from __future__ import annotations
 
+import base64
 import enum
+import os
 from typing import Any
 
+from greenroom.attachments import images_of, texts_of
 from greenroom.errors import ProviderCapabilityError
-from greenroom.model import NativeMode, NativePermissions, StdioMcpServer
+from greenroom.model import NativeMode, NativePermissions, StdioMcpServer, TurnRequest
 from greenroom.transports.base import LaunchSpec
 from greenroom.transports.codex.lines import Frame, obj
 from greenroom.transports.marks import VARIABLE, append_mark
 
+#: Who answers requests for leave: never a model, whatever the user's configuration says.
+REVIEWER = "user"
 CONTINUE_TEXT = "Continue from where you left off."
 #: How much of its history a resumed thread shows: enough to find the input that a death has cut, and bounded.
 HISTORY_TURNS = 8
+#: So many turns with all that may be attached to each fit into a line.
+LAST_TURNS = 2
 
 _SANDBOX = {
     NativeMode.BYPASS: "danger-full-access",
     NativeMode.READ_ONLY: "read-only",
     NativeMode.WORKSPACE_WRITE: "workspace-write",
+    NativeMode.ASK: "danger-full-access",
 }
 _POLICY = {
     NativeMode.BYPASS: "dangerFullAccess",
     NativeMode.READ_ONLY: "readOnly",
     NativeMode.WORKSPACE_WRITE: "workspaceWrite",
+    NativeMode.ASK: "dangerFullAccess",
 }
+#: ASK has no sandbox: what a person accepted would run in it first, and outside of it only if it failed quickly (0.163 and 0.171).
+_ASKS = {NativeMode.BYPASS: "never", NativeMode.ASK: "untrusted"}
 
 
 def approval_policy(permissions: NativePermissions) -> str:
     """Return when the agent asks for leave."""
-    return "never" if permissions.mode is NativeMode.BYPASS else "on-request"
+    return _ASKS.get(permissions.mode, "on-request")
 
 
 def sandbox_policy(launch: LaunchSpec) -> Frame:
@@ -43,7 +54,7 @@ def sandbox_policy(launch: LaunchSpec) -> Frame:
     if permissions.mode is NativeMode.WORKSPACE_WRITE:
         roots = [str(launch.spec.cwd / root) for root in permissions.writable_roots]
         return {**policy, "writableRoots": roots, "networkAccess": permissions.network}
-    return policy if permissions.mode is NativeMode.BYPASS else {**policy, "networkAccess": False}
+    return {**policy, "networkAccess": False} if permissions.mode is NativeMode.READ_ONLY else policy
 
 
 def thread_start(launch: LaunchSpec, marks: str) -> Frame:
@@ -51,6 +62,7 @@ def thread_start(launch: LaunchSpec, marks: str) -> Frame:
     asked: Frame = {
         "cwd": str(launch.spec.cwd),
         "approvalPolicy": approval_policy(launch.spec.permissions),
+        "approvalsReviewer": REVIEWER,
         "sandbox": _SANDBOX[launch.spec.permissions.mode],
         "config": thread_config(launch, marks),
     }
@@ -60,13 +72,19 @@ def thread_start(launch: LaunchSpec, marks: str) -> Frame:
 class View(enum.Enum):
     """How much of its history a resumed thread is asked for.
 
-    BRIEF: of each turn only the first message of the user, which after a compaction is not the one that began the turn. WHOLE: all of it,
-    for a server that knows no pages.
+    BRIEF: of each turn only the first message of the user, which after a compaction is not the one that began the turn. LAST: the same, of
+    the last turns alone, since a message comes with its images. WHOLE: all of it, for a server that knows no pages.
     """
 
     FULL = "full"
     BRIEF = "summary"
+    LAST = "last"
     WHOLE = "whole"
+
+    @property
+    def shorter(self) -> View | None:
+        """What to ask for when the answer was too long for a line."""
+        return {View.FULL: View.BRIEF, View.BRIEF: View.LAST}.get(self)
 
 
 def thread_resume(launch: LaunchSpec, marks: str, view: View = View.FULL) -> Frame:
@@ -74,7 +92,12 @@ def thread_resume(launch: LaunchSpec, marks: str, view: View = View.FULL) -> Fra
     asked = {**thread_start(launch, marks), "threadId": launch.resume_id}
     if view is View.WHOLE:
         return asked
-    page = {"limit": HISTORY_TURNS, "sortDirection": "desc", "itemsView": view.value}
+    brief = view is not View.FULL
+    page = {
+        "limit": LAST_TURNS if view is View.LAST else HISTORY_TURNS,
+        "sortDirection": "desc",
+        "itemsView": (View.BRIEF if brief else View.FULL).value,
+    }
     return {**asked, "excludeTurns": True, "initialTurnsPage": page}
 
 
@@ -85,6 +108,11 @@ def thread_config(launch: LaunchSpec, marks: str) -> Frame:
     """
     marked = append_mark(marks, launch.mark) if launch.mark else marks
     config: Frame = {f"mcp_servers.{server.name}": _server(server, marked) for server in launch.flags.mcp_servers}
+    if launch.spec.permissions.mode is NativeMode.WORKSPACE_WRITE:
+        # Said for the thread too: before its first turn, and for turns of the server's own, the user's configuration would hold.
+        policy = sandbox_policy(launch)
+        config["sandbox_workspace_write.network_access"] = policy["networkAccess"]
+        config["sandbox_workspace_write.writable_roots"] = policy["writableRoots"]
     return {**config, f"shell_environment_policy.set.{VARIABLE}": marked} if marked else config
 
 
@@ -94,29 +122,51 @@ def _server(server: StdioMcpServer, marks: str) -> Frame:
     return {"command": server.command, "args": list(server.args), "env": env}
 
 
-def turn_start(launch: LaunchSpec, thread_id: str, prompt: str | None, **fields: Any) -> Frame:
-    """Return what a turn is asked for; fields that are None are left out. `prompt` None: the model is asked again, history as it is."""
+def turn_start(launch: LaunchSpec, thread_id: str, given: list[Frame], **fields: Any) -> Frame:
+    """Return what a turn is asked for; fields that are None are left out. Without input (`given`) the history is answered as it is."""
     return {
         "threadId": thread_id,
-        "input": user_input(prompt),
+        "input": given,
         "approvalPolicy": approval_policy(launch.spec.permissions),
+        "approvalsReviewer": REVIEWER,
         "sandboxPolicy": sandbox_policy(launch),
-        **{name: value for name, value in {"model": launch.spec.model, **fields}.items() if value is not None},
+        **{name: value for name, value in fields.items() if value is not None},
     }
 
 
-def user_input(text: str | None) -> list[Frame]:
+def user_input(text: str) -> list[Frame]:
     """Return a text as input."""
-    return [] if text is None else [{"type": "text", "text": text}]
+    return [{"type": "text", "text": text}]
 
 
-def check_echo(launch: LaunchSpec, reply: Frame) -> ProviderCapabilityError | None:
-    """Return what is wrong with the permissions that a thread got, or None when they are the ones that were asked for."""
-    wanted = (_POLICY[launch.spec.permissions.mode], approval_policy(launch.spec.permissions))
-    got = (obj(reply.get("sandbox")).get("type"), reply.get("approvalPolicy"))
-    if got == wanted:
-        return None
-    what = f"asked for the sandbox {wanted[0]!r} with approvals {wanted[1]!r}, the server answered {got[0]!r} with {got[1]!r}"
-    return ProviderCapabilityError(
-        what, provider="codex", hint="look for requirements in Codex's configuration, or close the thread's other user"
-    )
+def request_input(request: TurnRequest) -> list[Frame]:
+    """Return a request as input: what is attached, and the prompt behind it. An image goes as bytes: a file could have changed since."""
+    images = [{"type": "image", "url": f"data:{kind};base64,{base64.b64encode(data).decode()}"} for kind, data in images_of(request)]
+    return [*images, *(item for text in texts_of(request) for item in user_input(text)), *user_input(request.prompt)]
+
+
+def said_by(request: TurnRequest) -> str:
+    """Return the text of a request as the thread's history has it: its texts, joined."""
+    return "".join([*texts_of(request), request.prompt])
+
+
+def differing(launch: LaunchSpec, sandbox: Any, approvals: Any, reviewer: Any) -> tuple[str, str] | None:
+    """Return what was asked for and what the server says instead; None: they are the same."""
+    policy = obj(sandbox)
+    wanted = _said(sandbox_policy(launch), approval_policy(launch.spec.permissions), REVIEWER)
+    # Older servers leave out who answers.
+    got = _said(policy, approvals, REVIEWER if reviewer is None else reviewer)
+    return None if got == wanted else (wanted, got)
+
+
+def _said(policy: Frame, approvals: Any, reviewer: Any) -> str:
+    roots = policy.get("writableRoots")
+    writable = sorted({os.path.normpath(root) for root in roots if isinstance(root, str)}) if isinstance(roots, list) else []
+    parts = [f"the sandbox {policy.get('type')!r}", *(["the network"] if policy.get("networkAccess") is True else [])]
+    return " and ".join([*parts, *(f"leave to write {root!r}" for root in writable), f"approvals {approvals!r} by {reviewer!r}"])
+
+
+def refused(asked: str, reported: str) -> ProviderCapabilityError:
+    """Return the error for permissions that are not the ones that were asked for."""
+    hint = "look for requirements in Codex's configuration, or close the thread's other user"
+    return ProviderCapabilityError(f"asked for {asked}, the server answered {reported}", provider="codex", hint=hint)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 
+from greenroom.attachments import texts_of
 from greenroom.clock import Clock
 from greenroom.errors import McpConfigError, ProviderCapabilityError, SessionResumeError
 from greenroom.history import Account, Thread
@@ -21,12 +22,13 @@ from greenroom.ids import IdAllocator
 from greenroom.model import Checkpoint, ConversationSpec, NativeMode, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
 from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec, LinkLaunch
 from greenroom.transports.binaries import Program
-from greenroom.transports.codex import queries
+from greenroom.transports.codex import first_start, queries
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
 from greenroom.transports.codex.rollout import last_messages
 from greenroom.transports.environment import child_env, without_parent
+from greenroom.transports.home_models import HomeModels
 from greenroom.transports.marks import VARIABLE
 from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
@@ -36,7 +38,7 @@ NAME = "codex"
 #: The server refuses more, counted in characters (0.163 and 0.171: `input_too_large`).
 MAX_PROMPT_CHARS = 1_048_576
 #: How long a thread that another server still holds is waited for, try by try: one that gives it up takes milliseconds.
-IN_USE_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+IN_USE_DELAYS_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 PROGRAM = Program(
@@ -50,19 +52,25 @@ PROFILE = ProviderProfile(
     name=NAME,
     display_name="Codex",
     binary=PROGRAM.name,
-    native_permission_modes=frozenset({NativeMode.BYPASS, NativeMode.READ_ONLY, NativeMode.WORKSPACE_WRITE}),
+    native_permission_modes=frozenset(NativeMode),
     supports_resume=True,
     supports_steer=True,
     supports_reasoning_effort=True,
     output_schema=True,
     mcp=True,
+    attachments=True,
+    turn_model=True,
+    plan_mode=True,
     chooses_ids=False,
     retries_in_place=True,
+    supports_asks=True,
     supports_history=True,
     supports_rollback=True,
     supports_fork=True,
     renewal=RenewalBudget(max_turns=2, max_turn_input_tokens=10_000_000, max_turn_duration_ms=600_000),
-    auth_env_vars=("OPENAI_API_KEY", "CODEX_API_KEY"),
+    # None: the server looks at its login, and at the variable that the configured provider names, which may be any. It does not look at
+    # OPENAI_API_KEY or CODEX_API_KEY by itself (0.163 and 0.171).
+    auth_env_vars=(),
     state_root_env="CODEX_HOME",
     program="codex app-server",
 )
@@ -101,6 +109,7 @@ class CodexAppServerTransport:
         self.shared = shared
         self.max_conversations = max_conversations
         self._binary = binary
+        self._home_models = HomeModels()
 
     @property
     def profile(self) -> ProviderProfile:
@@ -158,6 +167,7 @@ class CodexAppServerTransport:
             codec=CodexCodec(self._config(argv, env), self.prepare(launch)),
             startup_timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
+            settled=first_start.take(Path(self.state_home)),
         )
 
     def _argv(self) -> tuple[str, ...]:
@@ -165,7 +175,11 @@ class CodexAppServerTransport:
 
     def _config(self, argv: tuple[str, ...], env: Mapping[str, str]) -> CodecConfig:
         return CodecConfig(
-            argv=argv, marks=env[VARIABLE], startup_timeout_s=self.startup_timeout_s, interrupt_grace_s=self.interrupt_grace_s
+            argv=argv,
+            marks=env[VARIABLE],
+            home_models=self._home_models,
+            startup_timeout_s=self.startup_timeout_s,
+            interrupt_grace_s=self.interrupt_grace_s,
         )
 
     def link_key(self, spec: ConversationSpec) -> Hashable | None:
@@ -182,7 +196,7 @@ class CodexAppServerTransport:
 
     @property
     def first_key(self) -> Hashable:
-        """The first server in a home goes alone: 0.163 makes its databases without a lock, and a second one would end with an error."""
+        """The first server in a home goes alone (`first_start.py`): within a room nobody need wait for a lock."""
         return (NAME, self.state_home)
 
     def launch_link(self, spec: ConversationSpec, mark: str) -> LinkLaunch:
@@ -200,6 +214,7 @@ class CodexAppServerTransport:
             codec=CodexLinkCodec(self._config(argv, env)),
             startup_timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
+            settled=first_start.take(home),
             max_conversations=self.max_conversations,
         )
 
@@ -272,8 +287,8 @@ def _check_request(spec: ConversationSpec, request: TurnRequest) -> None:
         raise _unable("a turn cannot have an environment of its own: it is the server's", hint="give env= to the agent")
     if request.extra_args:
         raise _unable("a turn cannot have arguments of its own: they are the server's")
-    if len(request.prompt) > MAX_PROMPT_CHARS:
-        what = f"the prompt has {len(request.prompt)} characters; at most {MAX_PROMPT_CHARS} are possible"
+    if (count := len(request.prompt) + sum(map(len, texts_of(request)))) > MAX_PROMPT_CHARS:
+        what = f"the prompt has {count} characters, with what is attached; at most {MAX_PROMPT_CHARS} are possible"
         raise _unable(what, hint="put it into a file")
     _check_servers(request.mcp_servers)
     if request.output_schema is not None:

@@ -11,16 +11,28 @@ from typing import Any
 
 import attrs
 
+from greenroom.asks import Answer, Decline
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
-from greenroom.events import ApprovalDenied, Lifecycle, ProviderError, SessionStarted, SteerConsumed, SteerDelivered, SteerRejected
+from greenroom.events import (
+    ApprovalDenied,
+    Lifecycle,
+    PermissionsDiffer,
+    ProviderError,
+    SessionStarted,
+    SteerConsumed,
+    SteerDelivered,
+    SteerRejected,
+)
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage, TokenUsage
 from greenroom.policy.commands import How
 from greenroom.transports.base import Attempt, AttemptSwallowed, Booked, Kill, LaunchSpec, Output, Renamed, Urgent, Write
 from greenroom.transports.codex import items, params
+from greenroom.transports.codex.asks import Asks, line_of
 from greenroom.transports.codex.classify import Failure, refused_request
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.desk import Pending, RequestDesk
 from greenroom.transports.codex.lines import Frame, clean, obj, text
+from greenroom.transports.codex.modes import DEFAULT, PLAN, Modes, wants_plan
 from greenroom.transports.codex.outcome import Verdict
 from greenroom.transports.codex.state import History, OpenAttempt, Steer, Stop
 from greenroom.transports.codex.usage import Ledger
@@ -28,11 +40,17 @@ from greenroom.transports.codex.usage import Ledger
 INTERRUPT_AGAIN_S = 0.25
 CLEAN = "thread/backgroundTerminals/clean"
 _DETAIL_CHARS = 2000
+_IMAGE_LEFT_OUT = "image content omitted"
 
 
 def within(bound_s: float) -> str:
     """Return a bound in words."""
     return f"within {bound_s:g} s"
+
+
+def _is_said(said: str, on_disk: str) -> bool:
+    """Say whether a message on disk is ours; the server may have put a text in the place of an image, which come first."""
+    return on_disk == said or (on_disk.endswith(said) and on_disk.startswith(_IMAGE_LEFT_OUT))
 
 
 class Turns:
@@ -46,14 +64,13 @@ class Turns:
         self.thread_id: str | None = None
         self.history = History()
         self.active: str | None = None
-        self.effort_before: str | None = None
-        self.model: str | None = None
+        self.modes = Modes(launch, config.home_models)
         self.lost = False
+        self.asks = Asks()
         self._config = config
         self._desk = desk
         self._launch = launch
         self._owner = owner
-        self._effort_sent = False
         self._named = False
         self._taken: set[str] = set()
         self._ledger = Ledger(fresh=launch.resume_id is None, previous=launch.previous_usage, after_death=launch.after_death)
@@ -64,7 +81,7 @@ class Turns:
         if (turn := self.open) is None:
             return None
         if turn.stop is None:
-            return turn.attempt.deadline_s
+            return turn.deadline_s
         return turn.stop.until_s if turn.stop.again_s is None else min(turn.stop.again_s, turn.stop.until_s)
 
     def _ask(self, method: str, asked: Frame, now_s: float, *, subject: str = "", bound_s: float | None = None) -> Write:
@@ -85,9 +102,9 @@ class Turns:
 
     def _was_taken(self, attempt: Attempt) -> bool:
         """Say whether the thread has the message of an attempt that was cut: by its id, or where the kill came before that was written."""
-        said = attempt.request.prompt if attempt.how is How.PROMPT else params.CONTINUE_TEXT
+        said = clean(params.said_by(attempt.request) if attempt.how is How.PROMPT else params.CONTINUE_TEXT)
         is_cut = self.history.last_status == "interrupted"
-        return attempt.receipt in self.history.receipts or (is_cut and clean(said) in self._launch.cut_texts)
+        return attempt.receipt in self.history.receipts or (is_cut and any(_is_said(said, cut) for cut in self._launch.cut_texts))
 
     def write(self, now_s: float) -> Iterator[Output]:
         """Write the open attempt, unless a turn runs (it would become a steer of it) or the commands of one are being ended."""
@@ -95,42 +112,50 @@ class Turns:
         if turn is None or turn.written or self.active is not None or self._desk.waits(CLEAN, self._owner):
             return
         turn.written = True
-        prompt = self._prompt_of(turn.attempt)
-        turn.has_message = prompt is not None
+        given = self._input_of(turn.attempt)
+        turn.has_message = bool(given)
         yield self._ask(
-            "turn/start", self._turn_params(turn.attempt, prompt), now_s, subject=turn.receipt, bound_s=self._config.startup_timeout_s
+            "turn/start", self._turn_params(turn.attempt, given), now_s, subject=turn.receipt, bound_s=self._config.startup_timeout_s
         )
 
-    def _prompt_of(self, attempt: Attempt) -> str | None:
-        """Return what an attempt sends; None asks the model again with the history as it is, which shows it nothing twice."""
-        prompt = attempt.request.prompt
-        is_taken = attempt.turn_id in self._taken or self.history.shows(prompt)
-        if attempt.how is How.PROMPT or not is_taken:
-            return prompt
-        return None if self.history.is_cut else params.CONTINUE_TEXT
-
-    def _turn_params(self, attempt: Attempt, prompt: str | None) -> Frame:
+    def _input_of(self, attempt: Attempt) -> list[Frame]:
+        """Return what an attempt sends; nothing asks the model again with the history as it is, which shows it nothing twice."""
         request = attempt.request
-        effort = request.reasoning_effort or self._launch.spec.reasoning_effort
+        is_taken = attempt.turn_id in self._taken or self.history.shows(params.said_by(request))
+        if attempt.how is How.PROMPT or not is_taken:
+            return params.request_input(request)
+        return [] if self.history.is_cut else params.user_input(params.CONTINUE_TEXT)
+
+    def _turn_params(self, attempt: Attempt, given: list[Frame]) -> Frame:
+        request = attempt.request
         schema = None if request.output_schema is None else dict(request.output_schema.schema)
         return params.turn_start(
             self._launch,
             self.thread_id or "",
-            prompt,
+            given,
             clientUserMessageId=attempt.receipt,
             outputSchema=schema,
-            **self._effort(effort),
+            **self.modes.fields(request),
         )
 
-    def _effort(self, effort: str | None) -> Frame:
-        """Return the effort of a turn. An earlier turn's stays in force, and that there be none again cannot be said by its name."""
-        sent, self._effort_sent = self._effort_sent, effort is not None
-        if effort is not None or not sent:
-            return {"effort": effort}
-        if self.effort_before is not None or self.model is None:
-            return {"effort": self.effort_before}
-        settings = {"model": self.model, "reasoning_effort": None, "developer_instructions": None}
-        return {"collaborationMode": {"mode": "default", "settings": settings}}
+    # --- what the thread is set to -------------------------------------------------------------------------------------
+
+    def settings(self, differs: tuple[str, str] | None, mode: Any, now_s: float) -> Iterator[Output]:
+        """The thread's settings have changed. Other permissions than the session's end the conversation here, whatever it is at."""
+        turn = self.open
+        if differs is None and turn is not None and turn.written and isinstance(mode, str):
+            wanted = PLAN if wants_plan(turn.attempt.request) else DEFAULT
+            differs = None if mode == wanted else (f"{wanted} mode", f"{mode} mode")
+        if differs is None:
+            return
+        yield PermissionsDiffer(*differs)
+        error = params.refused(*differs)
+        if turn is None:
+            self.lost = True
+            yield Kill(str(error))
+        else:
+            turn.stop = Stop(until_s=now_s, error=error)
+            yield from self._abandon(turn, str(error))
 
     # --- whose turn is it? ---------------------------------------------------------------------------------------------
 
@@ -297,6 +322,7 @@ class Turns:
             return
         turn.stop = Stop(until_s=now_s + self._config.interrupt_grace_s, error=error)
         yield Urgent()
+        yield from self.asks.end()
         yield from self._push_stop(turn, now_s)
 
     def _push_stop(self, turn: OpenAttempt, now_s: float) -> Iterator[Output]:
@@ -358,6 +384,44 @@ class Turns:
             yield Urgent()
         else:
             yield from self.fail(error, now_s)
+
+    @property
+    def asks_people(self) -> bool:
+        """Whether a person answers what is asked now: not for a turn that is being stopped."""
+        stopped = self.open is not None and self.open.stop is not None
+        return self._launch.spec.approvals is ApprovalPolicy.ASK and not stopped and not self.lost
+
+    def ask(self, method: str, wire_id: Any, asked: Frame, now_s: float) -> Iterator[Output]:
+        """The server asks a person. While the attempt waits, its time stands still."""
+        turn = self.open
+        yield self.asks.ask(method, wire_id, asked, {} if turn is None else turn.calls)
+        if turn is not None and turn.waits_since_s is None:
+            turn.waits_since_s = now_s
+
+    def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
+        """Answer what was asked; None when it is open no more. The words of a refusal go before it, as a steer that nobody reports."""
+        request = self.asks.take(request_id)
+        if request is None:
+            return None
+        self._wait_over(now_s)
+        outputs: list[Output] = []
+        if (turn := self.open) is not None:
+            turn.denied.add(text(request.asked.get("itemId")))  # whoever declined it knows
+            if isinstance(answer, Decline) and answer.message and turn.wire_turn is not None:
+                asked = {"threadId": self.thread_id, "expectedTurnId": turn.wire_turn, "input": params.user_input(answer.message)}
+                outputs.append(self._ask("turn/steer", asked, now_s))
+        return [*outputs, Write(line_of(request, answer))]
+
+    def request_resolved(self, fields: Frame, now_s: float) -> Iterator[Output]:
+        """The server wants no answer any more, or has one."""
+        yield from self.asks.withdraw(fields.get("requestId"))
+        self._wait_over(now_s)
+
+    def _wait_over(self, now_s: float) -> None:
+        turn = self.open
+        if turn is not None and turn.waits_since_s is not None and not self.asks:
+            turn.waited_s += now_s - turn.waits_since_s
+            turn.waits_since_s = None
 
     # --- usage and errors ----------------------------------------------------------------------------------------------
 
@@ -421,6 +485,7 @@ class Turns:
         status = text(wire_turn.get("status"))
         self.history.last_status = status or None
         self.active = None
+        yield from self.asks.end()
         yield from items.unfinished(turn)
         verdict = self._end(turn)
         yield from self._reject_steers(turn, "the turn ended before it was taken up")
@@ -437,6 +502,7 @@ class Turns:
     def _abandon(self, turn: OpenAttempt, why: str) -> Iterator[Output]:
         """The server does not stop: end the attempt without it. The conversation is lost to this process."""
         self.lost = True
+        yield from self.asks.end()
         verdict = self._end(turn)
         yield from items.unfinished(turn)
         yield from self._reject_steers(turn, "delivery unknown: the conversation is taken from the server")
@@ -455,7 +521,7 @@ class Turns:
             return
         stop = turn.stop
         if stop is None:
-            if turn.attempt.deadline_s is not None and now_s >= turn.attempt.deadline_s:
+            if turn.deadline_s is not None and now_s >= turn.deadline_s:
                 timeout_s = turn.attempt.timeout_s or turn.attempt.request.timeout or 0.0
                 yield from self.fail(TurnTimeoutError(timeout_s, turn_id=turn.turn_id), now_s)
         elif now_s >= stop.until_s:

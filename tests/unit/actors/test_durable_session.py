@@ -101,9 +101,9 @@ class Rig:
         self.answered = len(self.journal.of(m.Record))
         self.idle()
 
-    def prepare(self, *, durable=True, **fields):
+    def prepare(self, *, durable=True, request=TurnRequest(prompt="p"), **fields):  # noqa: B008 - frozen
         self.turns += 1
-        core, reply, request = TicketCore(f"t-{self.turns}", "s-1"), Cell(), TurnRequest(prompt="p")
+        core, reply = TicketCore(f"t-{self.turns}", "s-1"), Cell()
         plain = {"expect_conversation": None, "pin": False, "request_hash": STANDARD.fingerprint(request)}
         message = m.PrepareTurn(
             turn_id=core.turn_id, nonce=new_nonce(), request=request, flags=NO_FLAGS, ticket=core, reply_to=reply, **{**plain, **fields}
@@ -121,8 +121,8 @@ class Rig:
         self.tell(m.Admitted(incarnation=incarnation, conversation=self.conversation.actor_ref, slot_wait_s=0.0))
         self.tell(m.ConversationOpened(incarnation=incarnation, conversation_id="c-1"))
 
-    def running(self):
-        core, _ = self.prepare()
+    def running(self, **fields):
+        core, _ = self.prepare(**fields)
         self.run(core)
         self.open()
         self.store()

@@ -161,6 +161,15 @@ def test_a_waker_is_called_once_and_at_once_if_there_is_something():
     assert calls == [1, 2]
 
 
+def test_a_listener_may_leave_in_the_middle_of_a_publish():
+    """As an abandoned stream does that the garbage collector finds on the loop."""
+    hub = Hub()
+    (first, _), (second, _) = joined(hub), joined(hub)
+    first.when_ready(lambda: (hub.leave(first), hub.leave(second)))
+    hub.publish(batch(1))
+    assert (first.over, second.over, hub._everywhere) == (True, True, ())
+
+
 @pytest.mark.parametrize("session_id", [None, "s"])
 def test_who_left_gets_nothing(session_id):
     hub = Hub()

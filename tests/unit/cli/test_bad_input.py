@@ -7,9 +7,11 @@ import pytest
 
 from greenroom.cli.fields import BadInputError, build_tasks
 from greenroom.cli.plan import make_plan
+from greenroom.cli.requests import request_of
 from greenroom.cli.taskfile import read_source
 from greenroom.cli.tasks import Given
 from greenroom.errors import TaskFileError
+from greenroom.model import ImageAttachment, InteractionMode, TextAttachment
 
 NOTHING = Given()
 
@@ -67,6 +69,21 @@ TOML = {
     "env name": (GOOD + 'env = { "A=B" = "1" }\n', 5, "env", "cannot be a variable", ""),
     "schema is a number": (GOOD + "schema = 1\n", 5, "schema", "expected a table or the path", ""),
     "schema gone": (GOOD + 'schema = "gone.json"\n', 5, "schema", "cannot be read", ""),
+    "schema of no object": (GOOD + 'schema = { type = "array" }\n', 5, "schema", "root must be of type 'object'", ""),
+    "unknown effort": (GOOD + 'effort = "hihg"\n', 5, "effort", "unknown value 'hihg'", "did you mean 'high'"),
+    "unknown effort in defaults": ('[defaults]\neffort = "much"\n' + GOOD, 2, "effort", "unknown value 'much'", "one of: low"),
+    "prompt of blanks only": ('[[task]]\npermissions = "bypass"\nprompt = " "\n', 3, "prompt", "is empty", ""),
+    "attachments is a string": (
+        GOOD + 'attachments = "p.png"\n',
+        5,
+        "attachments",
+        "expected an array of paths",
+        'attachments = ["picture.png"]',
+    ),
+    "attachment is a number": (GOOD + "attachments = [1]\n", 5, "attachments", "expected a string, got an integer", ""),
+    "attachment gone": (GOOD + 'attachments = ["gone.png"]\n', 5, "attachments", "gone.png' cannot be read", ""),
+    "attachment is a directory": (GOOD + 'attachments = ["."]\n', 5, "attachments", "is a directory", ""),
+    "unknown mode": (GOOD + 'interaction_mode = "plann"\n', 5, "interaction_mode", "unknown value 'plann'", "did you mean 'plan'"),
     "cwd gone": (GOOD + 'cwd = "gone"\n', 5, "cwd", "is not a directory", ""),
     "default cwd gone": ('[defaults]\ncwd = "gone"\n' + GOOD + GOOD.replace('"a"', '"b"'), 2, "cwd", "is not a directory", ""),
     "id is empty": ('[[task]]\nid = ""\nprompt = "x"\npermissions = "bypass"\n', 2, "id", "is empty", ""),
@@ -132,6 +149,20 @@ def test_a_file_that_is_not_there_and_one_of_another_kind(tmp_path):
     assert "cannot be read: No such file" in str(problems(tmp_path / "gone.toml")[0])
     assert "cannot be read: Is a directory" in str(problems(tmp_path)[0])
     assert "unknown kind of file '.yaml'" in str(problems(write(tmp_path, "a: 1", "tasks.yaml"))[0])
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"\xff\xfe", "neither an image nor UTF-8 text"), (b"x" * 2**20 + b"y", "at most 1048576")])
+def test_a_file_that_cannot_be_attached(content, why, tmp_path):
+    write(tmp_path, content, "a.bin")
+    (problem,) = problems(write(tmp_path, GOOD + 'attachments = ["a.bin"]\n'))
+    assert (problem.line, problem.key) == (5, "attachments")
+    assert why in str(problem)
+
+
+def test_what_is_attached_may_make_a_request_too_long(tmp_path):
+    write(tmp_path, "x" * 2**20, "a.txt")
+    (problem,) = problems(write(tmp_path, GOOD + 'provider = "codex"\nattachments = ["a.txt"]\n'))
+    assert "with what is attached" in str(problem)
 
 
 @pytest.mark.parametrize(("content", "why"), [("{", "is not JSON"), ("[]", "holds an array"), (b"\xff", "is not UTF-8")])
@@ -225,3 +256,22 @@ def test_waves_follow_after_and_the_order_of_sessions(tmp_path):
     text = GOOD + 'session = "s"\n' + GOOD.replace('"a"', '"b"') + 'after = ["d"]\n'
     text += GOOD.replace('"a"', '"c"') + 'session = "s"\n' + GOOD.replace('"a"', '"d"')
     assert [[task.id for task in wave] for wave in load(write(tmp_path, text)).waves()] == [["a", "d"], ["b", "c"]]
+
+
+def test_what_is_attached_is_read_when_the_file_is_and_counts_in_the_hash(tmp_path):
+    picture = b"\x89PNG\r\n\x1a\n0"
+    write(tmp_path, picture, "a.dat")
+    write(tmp_path, "note", "n.txt")
+    path = write(tmp_path, GOOD + 'attachments = ["a.dat", "n.txt"]\ninteraction_mode = "plan"\n')
+    (one,) = load(path).tasks
+    write(tmp_path, picture + b"1", "a.dat")
+    (other,) = load(path).tasks
+    assert one.attachments == (ImageAttachment(data=picture, media_type="image/png"), TextAttachment(text="note", name="n.txt"))
+    request = request_of(one)
+    assert (request.attachments, request.interaction_mode) == (one.attachments, InteractionMode.PLAN)
+    assert one.hash != other.hash
+
+
+def test_the_hash_of_a_task_without_such_things_is_what_it_was(tmp_path):
+    (task,) = load(write(tmp_path, GOOD + 'cwd = "/"\n')).tasks
+    assert task.hash == "6e1e834ab10cfa265e3b4380a2129c6f6de45eceec47c18cd4e5281a0f8c137c"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
+import attrs
 import pytest
 
+from greenroom.asks import PendingApproval
 from greenroom.errors import JournalError, TurnFailedError
 from greenroom.events import AssistantText
 from greenroom.journal import Decision, Journal, Recovery, Verdict
 from greenroom.journal.records import (
+    AskClosed,
+    AskOpened,
     CheckpointCleared,
     CheckpointSaved,
     Input,
@@ -20,7 +26,7 @@ from greenroom.journal.records import (
     TicketReported,
     TicketTaken,
 )
-from greenroom.model import Checkpoint, FailureKind, ProviderUsage, TurnRequest, TurnResult
+from greenroom.model import Checkpoint, FailureKind, ImageAttachment, ProviderUsage, TurnRequest, TurnResult
 from greenroom.policy.commands import How
 from greenroom.policy.events import Named, Opened, Prepare, RunBegan, Start, Succeeded
 from greenroom.policy.session import Settings, initial, step
@@ -31,6 +37,13 @@ def ended(turn_id="t-1", **fields):
     return TicketEnded(turn_id=turn_id, outcome=turn(turn_id, **fields))
 
 
+def asked(name="ask-1", turn_id="t-1", session_id="s-1"):
+    about = {"request_id": name, "session_id": session_id, "turn_id": turn_id}
+    pending = PendingApproval(**about, tool="Bash", input={"command": "ls"}, reason="", suggestions=(), asked_at=AT)
+    return AskOpened(pending=pending)
+
+
+AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 REPORTED = TicketReported(turn_id="t-1")
 UNRUN = TicketReported(turn_id="t-1", unrun=True)
 DISCARDED = TicketDecided(turn_id="t-1", decision=Decision.DISCARD)
@@ -84,6 +97,32 @@ def test_a_recovered_ticket_says_all_that_is_needed_to_go_on(journal, wall):
     assert ticket.taken is False, "what was taken is an earlier attempt"
     write(journal, TicketTaken(turn_id="t-1", attempt=2))
     assert Recovery(journal).ticket("t-1").taken is True
+
+
+PICTURE = TurnRequest("look", attachments=[ImageAttachment(data=b"\x89PNG" * 10_000, media_type="image/png")])
+
+
+def request_bytes(journal):
+    return journal.rows("SELECT length(body) FROM request")[0][0]
+
+
+@pytest.mark.parametrize("end", [REPORTED, DISCARDED])
+def test_what_was_attached_is_kept_until_nobody_can_send_it_again(journal, end):
+    picture = attrs.evolve(prepared(), request=PICTURE)
+    write(journal, opened(), picture, sent(), ended())
+    (found,) = Recovery(journal).unfinished()
+    assert found.request == PICTURE, "it may be run again"
+    write(journal, end)
+    assert request_bytes(journal) < 2_000
+    assert Recovery(journal).ticket("t-1").request == TurnRequest("look")
+    assert Recovery(journal).ticket("t-1").request_hash == picture.request_hash
+    write(journal, picture)
+    assert Recovery(journal).ticket("t-1").request == PICTURE, "prepared again, it is whole again"
+
+
+def test_what_is_to_be_run_again_keeps_what_was_attached(journal):
+    write(journal, opened(), attrs.evolve(prepared(), request=PICTURE), sent(), TicketDecided(turn_id="t-1", decision=Decision.RUN_AGAIN))
+    assert Recovery(journal).ticket("t-1").request == PICTURE
 
 
 def test_tickets_come_in_the_order_of_their_preparation(journal):
@@ -256,3 +295,23 @@ def test_checkpoints_are_replaced_and_cleared(journal):
     assert Recovery(journal).checkpoint("k") == Checkpoint("c-2")
     write(journal, CheckpointCleared(key="k"), CheckpointCleared(key="k"))
     assert Recovery(journal).checkpoint("k") is None
+
+
+@pytest.mark.parametrize(
+    ("records", "left"),
+    [
+        ([asked()], ["ask-1"]),
+        ([asked("ask-2"), asked("ask-1"), asked("ask-2")], ["ask-2", "ask-1"]),
+        ([asked(), asked("ask-2"), AskClosed(request_id="ask-1")], ["ask-2"]),
+        ([AskClosed(request_id="never there")], []),
+        ([asked(), asked("own", turn_id=None), ended()], ["own"]),
+        ([asked(), DISCARDED], []),
+    ],
+)
+def test_what_waited_for_a_person_is_listed_until_its_turn_is_done_with(state_dir, records, left):
+    with Journal.open(state_dir) as journal:
+        write(journal, opened(), prepared(), sent(), *records)
+    with Journal.open(state_dir) as journal:
+        found = Recovery(journal).open_asks()
+        assert [pending.request_id for pending in found] == left
+        assert all(pending.asked_at == AT and pending.input == {"command": "ls"} for pending in found)

@@ -14,10 +14,21 @@ from collections import abc
 import attrs
 from hypothesis import strategies as st
 
+from greenroom.asks import Accept, AcceptForSession, AskPolicy, CancelTurn, Decline
 from greenroom.events import AssistantText
 from greenroom.journal import STANDARD
 from greenroom.journal.records import AgentEvents, Input, SessionOpened, TicketPrepared, TicketSent
-from greenroom.model import ApprovalPolicy, Continuity, ConversationSpec, NativePermissions, Turn, TurnRequest, TurnResult
+from greenroom.model import (
+    ApprovalPolicy,
+    Continuity,
+    ConversationSpec,
+    ImageAttachment,
+    NativePermissions,
+    TextAttachment,
+    Turn,
+    TurnRequest,
+    TurnResult,
+)
 from greenroom.policy.commands import How
 from greenroom.policy.events import Named
 from greenroom.policy.restart import RestartPolicy
@@ -97,6 +108,8 @@ _PLAIN = {
     dt.datetime: DATES,
     typing.Any: ANY,
     abc.Hashable: HASHABLE,
+    ImageAttachment: st.builds(ImageAttachment, data=st.binary(), media_type=st.none() | TEXT) | st.builds(ImageAttachment, path=PATHS),
+    TextAttachment: st.builds(TextAttachment, text=TEXT, name=TEXT.map("n".__add__)) | st.builds(TextAttachment, path=PATHS, name=TEXT),
     StallPolicy: st.builds(
         StallPolicy, after_s=st.floats(1, 9), action=st.sampled_from(StallAction), tool_after_s=st.none() | st.floats(1, 9)
     ),
@@ -106,10 +119,15 @@ _PLAIN = {
 
 # What the class itself refuses.
 _NARROWER = {
+    AskPolicy: {
+        "deadline_s": st.none() | st.floats(min_value=0, exclude_min=True),
+        "default": st.sampled_from([Accept(), AcceptForSession(), Decline("no"), CancelTurn()]),
+    },
     TurnRequest: {
         "timeout": st.none() | st.floats(min_value=0, exclude_min=True),
+        "model": st.none() | TEXT.map("m".__add__),
         "env": st.none() | st.dictionaries(st.text("ABC_", min_size=1), st.text(st.characters(exclude_characters="\0"))),
-    }
+    },
 }
 
 

@@ -204,3 +204,13 @@ def test_closed_is_closed():
     assert (story.view.status, story.view.stopped) == (SessionStatus.CLOSED, False)
     story.tell(Died, incarnation=1, error=TransportDiedError(), expected=True)
     assert (story.view.status, story.view.stopped) == (SessionStatus.CLOSED, True)
+
+
+def test_a_conversation_out_of_reach_is_told_again_without_a_change():
+    story = Story(checkpoint=Checkpoint("c1"), supports_resume=False)
+    story.state = attrs.evolve(story.state, held=attrs.evolve(story.state.held, settled=True))
+    story.tell(Connect)
+    before = story.state
+    assert before.failure == "the provider cannot resume the conversation"
+    assert story.tell(Connect) == (Ignored(reason=before.failure),)
+    assert story.state == before

@@ -59,6 +59,7 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
     WentSilent,
 )
 from greenroom.policy.restart import RestartPolicy
@@ -786,6 +787,7 @@ ANY_EVENT = st.one_of(
     ),
     st.builds(WaitDone, now_s=NOW, wait_id=NUMBER),
     st.builds(DeadlinePassed, now_s=NOW, turn_id=TURN, attempt=NUMBER),
+    st.builds(WaitedForPerson, now_s=NOW, turn_id=TURN, waited_s=NOW),
     st.builds(WentSilent, now_s=NOW, turn_id=TURN, incarnation=NUMBER, attempt=NUMBER, quiet_s=NOW, reason=st.just("x")),
     st.builds(Interrupted, now_s=NOW, turn_id=TURN),
     st.builds(RollBackAsked, now_s=NOW, request_id=TURN),

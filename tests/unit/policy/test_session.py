@@ -54,6 +54,7 @@ from greenroom.policy.events import (
     Succeeded,
     Swallowed,
     WaitDone,
+    WaitedForPerson,
 )
 from greenroom.policy.restart import IN_USE_DELAYS_S, RestartPolicy
 from greenroom.policy.session import Phase, Settings, initial, public_snapshot, step
@@ -823,6 +824,22 @@ def test_a_deadline_that_comes_too_early_is_set_again_and_one_for_elsewhere_is_i
     assert play.last == (SetDeadline(turn_id="t1", attempt=1, deadline_s=60.0),)
     assert play.after(60).told(DeadlinePassed, turn_id="t1", attempt=2).words == "Ignored"
     assert play.told(DeadlinePassed, turn_id="t0", attempt=1).words == "Ignored"
+
+
+def test_a_wait_for_a_person_puts_the_deadline_off():
+    play = Play().running(timeout=60.0)
+    assert play.told(WaitedForPerson, turn_id="t0", waited_s=30.0).words == "Ignored"
+    play.told(WaitedForPerson, turn_id="t1", waited_s=30.0).died(sent=True)
+    assert SetDeadline(turn_id="t1", attempt=1, deadline_s=90.0) in play.last
+    play.after(60).told(DeadlinePassed, turn_id="t1", attempt=1)
+    assert play.last == (SetDeadline(turn_id="t1", attempt=1, deadline_s=90.0),)
+    play.after(30).told(DeadlinePassed, turn_id="t1", attempt=1)
+    assert isinstance(play.error, TurnTimeoutError)
+
+
+def test_without_a_timeout_there_is_nothing_to_put_off():
+    assert Play().running().told(WaitedForPerson, turn_id="t1", waited_s=30.0).words == "Ignored"
+    assert Play().told(WaitedForPerson, turn_id="t1", waited_s=30.0).words == "Ignored"
 
 
 # --- money --------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 import os
 import pathlib
 
-from greenroom.transports.base import Launch
+import pytest
+
+from greenroom.errors import GreenroomError
+from greenroom.transports.base import Launch, Ready, StartFailed
 from greenroom.transports.driver import MAX_KILLS, Driver, Ended
 
 
@@ -88,3 +91,48 @@ def test_a_repeated_shutdown_only_hastens():
     driver.shutdown(2.0, kill=True)
     assert process.signals == ["eof", "kill"]
     driver.release()
+
+
+class Saying(Mute):
+    """A codec that answers a tick with what it is given."""
+
+    def __init__(self, *outputs):
+        self.outputs = list(outputs)
+
+    def tick(self, now_s):
+        self.deadline_s = None
+        return self.outputs
+
+    deadline_s = 0.0
+
+
+def started(codec, settled):
+    process = Undying()
+    launch = Launch(argv=("x",), cwd=pathlib.Path("/"), env={}, codec=codec, settled=lambda: settled.append(codec))
+    driver = Driver(launch, process)
+    driver.begin(0.0)
+    return driver
+
+
+@pytest.mark.parametrize("output", [Ready(None), StartFailed(GreenroomError("no"))])
+def test_a_start_is_settled_by_its_answer(output):
+    settled = []
+    driver = started(Saying(output), settled)
+    assert not settled
+    driver.tick(0.0)
+    assert settled
+    driver.process.kill()
+    driver.release()
+
+
+def test_a_start_is_settled_by_the_end_of_its_process_and_by_its_owners_crash():
+    for end in (
+        lambda driver: [driver.shutdown(0.0, kill=True), *(driver.tick(float(n)) for n in range(20))],
+        lambda driver: driver.abandon(),
+    ):
+        settled = []
+        driver = started(Mute(), settled)
+        assert not settled
+        end(driver)
+        assert settled
+        driver.release()

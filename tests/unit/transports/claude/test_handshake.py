@@ -13,7 +13,7 @@ from greenroom.errors import (
     SessionStateError,
     TurnFailedError,
 )
-from greenroom.events import Lifecycle, RawOutput
+from greenroom.events import Lifecycle, PermissionsDiffer, RawOutput
 from greenroom.model import FailureKind
 from greenroom.transports.base import Kill, Ready, StartFailed
 
@@ -207,6 +207,7 @@ def test_permissions_that_are_not_the_ones_asked_for(config: dict[str, object], 
     assert isinstance(failed.error, ProviderCapabilityError)
     assert words in str(failed.error)
     assert not cli.of(Ready)
+    assert words in cli.of(PermissionsDiffer)[0].reported
 
 
 @pytest.mark.parametrize("facts", [{}, {"current_permission_mode": "acceptEdits", "sandbox_enabled": True}, {"current_permission_mode": 5}])

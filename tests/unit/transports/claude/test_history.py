@@ -307,34 +307,20 @@ def test_in_mid_turn_there_need_not_be_a_file_yet(tmp_path):
     assert queries.read_thread(tmp_path, ID, running=True).turns == ()
 
 
-def test_a_file_that_vanishes_is_a_conversation_that_is_gone(script, tmp_path, monkeypatch):
-    script.turn("one")
-    path = home_with(script, tmp_path)
-    monkeypatch.setattr(queries, "find", lambda *_: path)
-    path.unlink()
-    with pytest.raises(SessionResumeError):
-        queries.read_thread(tmp_path, ID)
-
-
-def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(queries, "find", lambda *_: tmp_path)
+def test_a_file_that_has_vanished_and_one_that_cannot_be_read(tmp_path):
+    assert queries.read_file(tmp_path / "gone.jsonl", ID) is None
     with pytest.raises(QueryFailedError, match="cannot be read"):
-        queries.read_thread(tmp_path, ID)
+        queries.read_file(tmp_path, ID)
 
 
-def test_a_file_that_is_cut_between_the_two_readings(script, tmp_path, monkeypatch):
+def test_a_file_that_is_cut_between_the_two_readings(script, tmp_path):
     script.turn("one")
     script.turn("two")
     path = home_with(script, tmp_path)
-    index = history._index
-
-    def indexed(given):
-        tree = index(given)
-        path.write_bytes(path.read_bytes()[:400])
-        return tree
-
-    monkeypatch.setattr(history, "_index", indexed)
-    assert len(queries.read_thread(tmp_path, ID).turns) <= 2
+    tree = history._index(path)
+    assert len(tree.branch()) == 4
+    path.write_bytes(path.read_bytes()[:400])
+    assert len(list(history._shown(path, tree.branch()))) <= 1
 
 
 def test_a_file_that_grows_meanwhile(script, tmp_path):

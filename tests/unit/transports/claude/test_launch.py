@@ -26,9 +26,14 @@ WORKSPACE = NativePermissions(NativeMode.WORKSPACE_WRITE, writable_roots=("/data
 
 
 def launch(
-    *, permissions: NativePermissions | None = None, model: str | None = None, flags: dict[str, Any] | None = None, **fields: Any
+    *,
+    permissions: NativePermissions | None = None,
+    approvals: ApprovalPolicy = ApprovalPolicy.DENY,
+    model: str | None = None,
+    flags: dict[str, Any] | None = None,
+    **fields: Any,
 ) -> LaunchSpec:
-    spec = ConversationSpec(cwd=CWD, permissions=permissions or NativePermissions.bypass(), approvals=ApprovalPolicy.DENY, model=model)
+    spec = ConversationSpec(cwd=CWD, permissions=permissions or NativePermissions.bypass(), approvals=approvals, model=model)
     return LaunchSpec(spec=spec, flags=Flags(key=None, **(flags or {})), incarnation=1, mark="m-1", **fields)
 
 
@@ -45,6 +50,20 @@ def test_a_fresh_start() -> None:
     assert option(argv, "--model") == "opus"
     assert {"--print", "--verbose", "--replay-user-messages"} <= set(argv)
     assert not {"--resume", "--settings", "--mcp-config", "--json-schema", "--effort", "--include-partial-messages"} & set(argv)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "mode"),
+    [(NativePermissions.bypass(), "bypassPermissions"), (WORKSPACE, "acceptEdits"), (NativePermissions.ask(), "default")],
+)
+@pytest.mark.parametrize("approvals", list(ApprovalPolicy))
+def test_what_is_asked_and_who_is_asked_are_chosen_apart(permissions: NativePermissions, mode: str, approvals: ApprovalPolicy) -> None:
+    argv = argv_for("c", launch(permissions=permissions, approvals=approvals))
+    assert option(argv, "--permission-mode") == mode
+    asks = approvals is ApprovalPolicy.ASK
+    assert ("--permission-prompt-tool" in argv, "--permission-prompts" in argv) == (asks, not asks)
+    assert not asks or option(argv, "--permission-prompt-tool") == "stdio"
+    assert ("sandbox" in settings_for(launch(permissions=permissions))) is (permissions is WORKSPACE)
 
 
 def test_a_resume_never_names_a_new_id() -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from greenroom.events import ToolCall
+from greenroom.model import TurnRequest
 from greenroom.policy.commands import How
 from greenroom.transports.claude import lines, transcript
 
@@ -60,12 +61,12 @@ def test_calls_that_were_not_written_down_are_named(home):
 
 def test_the_continuation_tells_of_lost_calls_and_is_plain_without():
     call = ToolCall("toolu_2", "Bash", {"command": "git push"})
-    assert lines.content_of(How.CONTINUE, "p") == lines.CONTINUE_TEXT
-    told = lines.content_of(How.CONTINUE, "p", (call,))
+    assert lines.content_of(How.CONTINUE, TurnRequest("p")) == lines.CONTINUE_TEXT
+    told = lines.content_of(How.CONTINUE, TurnRequest("p"), (call,))
     assert told.startswith(lines.CONTINUE_TEXT)
     assert '- Bash {"command": "git push"}' in told
-    prompt, reminder = lines.content_of(How.PROMPT, "p", (call,))
+    prompt, reminder = lines.content_of(How.PROMPT, TurnRequest("p"), (call,))
     assert prompt == {"type": "text", "text": "p"}
     assert "git push" in reminder["text"]
     many = tuple(ToolCall(str(n), "Bash", {"command": "x" * 10_000}) for n in range(100))
-    assert len(lines.content_of(How.CONTINUE, "p", many)) < 50_000
+    assert len(lines.content_of(How.CONTINUE, TurnRequest("p"), many)) < 50_000

@@ -32,6 +32,7 @@ _ECHO = {
     NativeMode.BYPASS: ("dangerFullAccess", "never"),
     NativeMode.READ_ONLY: ("readOnly", "on-request"),
     NativeMode.WORKSPACE_WRITE: ("workspaceWrite", "on-request"),
+    NativeMode.ASK: ("dangerFullAccess", "untrusted"),
 }
 
 

@@ -33,6 +33,7 @@ from codex_wire import (
     user_item,
 )
 
+from greenroom.asks import Accept
 from greenroom.errors import (
     CliCheckError,
     CliExitError,
@@ -696,13 +697,13 @@ def test_a_server_without_pages_is_asked_for_the_whole_history_once() -> None:
     assert server.of(Ready) == [Ready(T1)]
 
 
-def test_a_history_that_is_too_long_for_a_line_is_asked_for_in_brief_once() -> None:
+def test_a_history_that_is_too_long_for_a_line_is_asked_for_in_brief_and_then_only_its_end() -> None:
     server = Server().ready()
     server.attach("a", launch(resume=T1))
-    for _ in range(2):
+    for _ in range(4):
         server.keep(server.codec.oversized(40_000_000, server.now_s))
-    views = [row["params"]["initialTurnsPage"]["itemsView"] for row in server.asked("thread/resume")]
-    assert views == ["full", "summary"]
+    pages = [row["params"]["initialTurnsPage"] for row in server.asked("thread/resume")]
+    assert [(page["itemsView"], page["limit"]) for page in pages] == [("full", 8), ("summary", 8), ("summary", 2)]
     server.reply("thread/resume", past(old_turn(R1, "failed")))
     server.later(100)
     assert len(server.of(Ready, key="a")) == 1
@@ -1001,7 +1002,7 @@ def test_a_solo_codec_has_no_addresses() -> None:
     solo.feed(begins("t1"), took("t1"))
     assert solo.solo.sent
     assert solo.solo.steer("x", S1, solo.now_s)
-    assert solo.solo.answer("1", None, solo.now_s) == []
+    assert solo.solo.answer("1", Accept(), solo.now_s) is None
     solo.feed(total("t1", 5))
     assert solo.solo.consumed().tokens.input == 5
     solo.keep(solo.solo.interrupt(solo.now_s))
