@@ -6,7 +6,6 @@ random is drawn from the seed.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import sqlite3
 import threading
