@@ -367,11 +367,13 @@ class Greenroom(ById):
         with self._lock:
             self._check()
             known = self._sessions.get(core.session_id)
+            self._check_not_stopped(core.session_id)  # looked at once more, where no stop can come between
             if known is not None and not known._core.closed.settled:
                 raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
-            for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
+            # Not those that are still ending: their names are taken, and whoever stops them again waits.
+            for session_id in [session_id for session_id, known in self._sessions.items() if known._core.closed.settled]:
                 del self._sessions[session_id]
             # Who finds it by its name finds it begun.
             ref = self._start(core, clock)

@@ -140,6 +140,10 @@ class SessionCore:
         profile = self.transport.profile
         return (profile.name, str(getattr(self.transport, "state_home", "")), conversation_id)
 
+    def claim(self, conversation_id: str) -> None:
+        """Claim a conversation until the session has ended. Raises SessionStateError when another session holds it."""
+        CLAIMS.take(self.claim_key(conversation_id), self.closed, self.session_id)
+
 
 class SessionActor(LoopActor):
     """A thin shell around `step`."""
@@ -615,7 +619,7 @@ class SessionActor(LoopActor):
         conversation_id = command.resume_id or command.proposed_id
         if conversation_id is not None:
             try:
-                CLAIMS.take(self._core.claim_key(conversation_id), self._core.session_id)
+                self._core.claim(conversation_id)
             except SessionStateError as error:
                 self._advance(e.Failed(now_s=self._now_s(), turn_id=None, incarnation=command.incarnation, error=error))
                 return
@@ -667,7 +671,7 @@ class SessionActor(LoopActor):
 
     def _named(self, message: m.ConversationNamed) -> None:
         try:
-            CLAIMS.take(self._core.claim_key(message.conversation_id), self._core.session_id)
+            self._core.claim(message.conversation_id)
         except SessionStateError as error:
             # The provider itself joined a conversation that another session holds: nothing is lost, but it must be seen.
             self._degrade(str(error))
