@@ -684,6 +684,8 @@ class Session:
         QueryFailedError; and what `Agent.session` raises.
         """
         self._check()
+        if session_id is not None:
+            self._room._check_free(session_id)  # before the provider has made what nobody would have
         made = conversations.fork(self._core)
         return self._alike(**{**options, "resume_id": made.conversation_id, "previous_usage": made.usage, "session_id": session_id})
 

@@ -300,6 +300,7 @@ class ById:
 
         Blocks. Raises UnknownSessionError, ProviderCapabilityError, SessionStateError for an id that is taken, and more of `Session.fork`.
         """
+        self._check()
         _check_id(new_thread_id)
         self._check_startable(new_thread_id)
         forked = self.session(thread_id).fork(new_thread_id, renewal=None)

@@ -298,7 +298,10 @@ class SessionActor(LoopActor):
             case m.RollBack():
                 self._advance(self._rollbacks.asked(message, now_s))
             case m.RollbackEnded():
-                self._advance(self._rollbacks.ended(message, now_s))
+                ended = self._rollbacks.ended(message, now_s)
+                if message.checkpoint is not None:  # told first: it may have been the last thing that the session's end waits for
+                    self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+                self._advance(ended)
                 self._rolled_back(message)
             case m.ReleaseConversation():
                 self._advance(e.Release(now_s=now_s))
@@ -534,9 +537,7 @@ class SessionActor(LoopActor):
         self._advance(e.Adopt(now_s=self._now_s(), request_id=message.request_id, checkpoint=message.checkpoint))
 
     def _rolled_back(self, message: m.RollbackEnded) -> None:
-        """Tell it, and let the asker go once it is stored."""
-        if message.checkpoint is not None:
-            self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+        """Let the asker go once it is stored."""
         self._gate.hold(lambda _error: self._rollbacks.let_go(message))
         self._watch_gate()
 

@@ -566,3 +566,10 @@ def test_a_name_that_no_process_could_be_marked_with_is_refused(room, tmp_path):
 def test_provider_options_that_are_no_mapping_are_refused(room, tmp_path, options):
     with pytest.raises(TypeError, match="must be a mapping"):
         room.start_session("t", "claude", runtime_mode="full-access", cwd=tmp_path, provider_options=options)
+
+
+def test_a_fork_in_a_closed_room_is_refused_by_name(tmp_path):
+    with Greenroom(state_dir=tmp_path / "state") as room:
+        start(room, tmp_path)
+    with pytest.raises(SessionStateError, match="the room is closed"):
+        room.fork_thread("t", "other")
