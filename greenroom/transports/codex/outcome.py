@@ -48,7 +48,7 @@ class Verdict:
             yield from self.failed(failure.error(turn.text), nudgeable=True)
 
     def _cut_short(self) -> Iterator[Output]:
-        if self._turn.stop is not None:
+        if self._turn.stop is not None or self._turn.cancelled:
             yield from self.interrupted()
         else:
             why = TurnFailedError(FailureKind.OTHER, "the turn was interrupted, and not by us", text=self._turn.text)

@@ -46,6 +46,7 @@ class OpenAttempt:
     """The attempt that is under way. `wire_turn`: the server's id of its turn, from the answer or proved by our message in it.
 
     `early`: a turn that began before the answer came, and `early_end` its end.
+    `cancelled`: an answer that was given cancels it; the interrupt that follows such an answer may come behind the server's end.
     `waits_since_s`: since when it waits for a person; `waited_s`: how long it has, in all, before that.
     """
 
@@ -58,6 +59,7 @@ class OpenAttempt:
     started: bool = False
     line_lost: bool = False
     stop: Stop | None = None
+    cancelled: bool = False
     error: Frame | None = None
     waits_since_s: float | None = None
     waited_s: float = 0.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from greenroom.asks import Answer, Decline
+from greenroom.asks import Answer, CancelTurn, Decline
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import (
     ApprovalDenied,
@@ -407,6 +407,7 @@ class Turns:
         outputs: list[Output] = []
         if (turn := self.open) is not None:
             turn.denied.add(text(request.asked.get("itemId")))  # whoever declined it knows
+            turn.cancelled = turn.cancelled or isinstance(answer, CancelTurn)
             if isinstance(answer, Decline) and answer.message and turn.wire_turn is not None:
                 asked = {"threadId": self.thread_id, "expectedTurnId": turn.wire_turn, "input": params.user_input(answer.message)}
                 outputs.append(self._ask("turn/steer", asked, now_s))

@@ -150,6 +150,21 @@ def test_a_form_of_an_mcp_server_is_a_question(server: Server) -> None:
     assert result_of(server, Reply({"city": "Rome", "n": 2})) == {"action": "accept", "content": {"city": "Rome", "n": 2}}
 
 
+def test_the_server_may_end_a_cancelled_turn_before_it_is_interrupted(server: Server) -> None:
+    server.feed(asks(COMMAND))
+    answer(server, CancelTurn())
+    server.feed(ends("t1", status="interrupted"))
+    assert server.ended.error is None
+    assert server.ended.result.interrupted
+
+
+def test_a_turn_that_only_declined_something_is_not_interrupted_by_us(server: Server) -> None:
+    server.feed(asks(COMMAND))
+    answer(server, Decline())
+    server.feed(ends("t1", status="interrupted"))
+    assert "not by us" in str(server.ended.error)
+
+
 def test_the_first_answer_is_the_only_one(server: Server) -> None:
     server.feed(asks(COMMAND))
     answer(server, Accept())
