@@ -53,7 +53,7 @@ class Verdict:
         last = turn.results[-1]
         if turn.stop is not None and turn.stop.error is not None:
             yield from self.failed(turn.stop.error, keeps_conversation=turn.stop.keeps_conversation)
-        elif turn.stop is not None and (is_aborted(last) or last.subtype == "error_during_execution"):
+        elif (turn.stop is not None or turn.cancelled) and (is_aborted(last) or last.subtype == "error_during_execution"):
             yield from self.interrupted()
         elif is_failure(turn, last):
             yield from self._failed_by(Failure.of(last, turn.api_error))

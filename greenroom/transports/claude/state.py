@@ -68,6 +68,7 @@ class Stop:
 class OpenAttempt:
     """The attempt that is under way. `results` are the frames that ended a turn of it: more than one when a steer ran on its own.
 
+    `cancelled`: an answer that was given cancels it; the interrupt that follows such an answer may come behind the CLI's end.
     `waits_since_s`: since when it waits for a person; `waited_s`: how long it has, in all, before that.
     """
 
@@ -79,6 +80,7 @@ class OpenAttempt:
     line_lost: bool = False
     dropped: bool = False
     stop: Stop | None = None
+    cancelled: bool = False
     probe_until_s: float | None = None
     settle_until_s: float | None = None
     steers_until_s: float | None = None

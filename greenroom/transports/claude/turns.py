@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from greenroom.asks import Answer
+from greenroom.asks import Answer, CancelTurn
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, PermissionsDiffer, SteerRejected
 from greenroom.model import ApprovalPolicy, FailureKind, ProviderUsage
@@ -429,6 +429,7 @@ class Turns:
             return None
         if (turn := self.open) is not None and turn.receipt == receipt:
             turn.denied.add(call)  # whoever declined it knows
+            turn.cancelled = turn.cancelled or isinstance(answer, CancelTurn)
             self._wait_over(turn, now_s)
         return [written]
 

@@ -136,6 +136,23 @@ def test_a_form_that_is_not_filled_in(cli: Cli, answer: Answer, action: str) -> 
     assert answered(cli, answer) == {"action": action}
 
 
+def test_the_cli_may_end_a_cancelled_turn_before_it_is_interrupted(cli: Cli) -> None:
+    cli.feed(asks())
+    answered(cli, CancelTurn())
+    cli.feed(aborted(U1))
+    (end,) = cli.of(AttemptEnded)
+    assert end.error is None
+    assert end.result.interrupted
+
+
+def test_a_turn_that_only_declined_something_is_not_interrupted_by_us(cli: Cli) -> None:
+    cli.feed(asks())
+    answered(cli, Decline())
+    cli.feed(aborted(U1))
+    (end,) = cli.of(AttemptEnded)
+    assert end.error is not None
+
+
 def test_the_first_answer_is_the_only_one(cli: Cli) -> None:
     cli.feed(asks())
     answered(cli, Accept())
