@@ -28,6 +28,7 @@ class Couriers:
         self._changed = threading.Condition()
         self._jobs: collections.deque[Job] = collections.deque()
         self._threads = 0
+        self._crew: set[int] = set()
         self._waiting = 0
         self._running = 0
         self._stuck_at_s = 0.0
@@ -54,6 +55,13 @@ class Couriers:
             self._threads += 1
 
     def _work(self) -> None:
+        self._crew.add(threading.get_ident())
+        try:
+            self._serve()
+        finally:
+            self._crew.discard(threading.get_ident())
+
+    def _serve(self) -> None:
         while (job := self._next()) is not None:
             again = _done(job)
             with self._changed:
@@ -84,11 +92,15 @@ class Couriers:
         return changed or bool(self._jobs)
 
     def close(self, patience_s: float) -> bool:
-        """Take no more jobs; wait for those that there are, at most so long. Returns whether all are done."""
+        """Take no more jobs; wait for those that there are, at most so long. Returns whether all are done.
+
+        A job may call it: it is not waited for by itself.
+        """
+        own = 1 if threading.get_ident() in self._crew else 0
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._threads, patience_s)
+            return self._changed.wait_for(lambda: self._threads <= own, patience_s)
 
 
 def _done(job: Job) -> bool:

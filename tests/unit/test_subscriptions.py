@@ -261,6 +261,23 @@ def test_ten_thousand_events_come_in_order_and_beyond_them_deltas_are_counted(ro
     assert subscription.dropped >= 2_000
 
 
+def test_it_may_close_the_room_from_within(tmp_path, caplog):
+    room, closed, seen = Greenroom(), threading.Event(), []
+
+    def see(event):
+        seen.append(event.method)
+        if event.method == "turn/completed":
+            room.close()
+            closed.set()
+
+    room.subscribe(see)
+    other = room.subscribe(Recorder())
+    turn(session_of(room, tmp_path))
+    assert closed.wait(PATIENCE_S)
+    assert "has not returned" not in caplog.text
+    assert other.closed
+
+
 def test_a_stream_ends_with_the_room(tmp_path):
     with Greenroom() as room:
         stream = room.events()

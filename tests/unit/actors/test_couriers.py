@@ -92,3 +92,17 @@ def test_where_no_thread_is_to_be_had_the_job_waits_for_the_next(monkeypatch):
     couriers.give(lambda: seen.append("second") or False)
     assert couriers.close(PATIENCE_S)
     assert seen == ["first", "second"]
+
+
+def test_a_job_that_closes_them_does_not_wait_for_itself():
+    couriers, closed, other, done = Couriers(), [], [], threading.Event()
+
+    def close():
+        couriers.give(lambda: other.append("served") or False)
+        closed.append(couriers.close(PATIENCE_S))
+        done.set()
+        return False
+
+    couriers.give(close)
+    assert done.wait(PATIENCE_S / 2)
+    assert (closed, other) == ([True], ["served"])
