@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,7 @@ class ById:
     def _open_front(self) -> None:
         self._front_lock = threading.Lock()
         self._stopped: set[str] = set()
+        self._starting: set[str] = set()
 
     # --- sessions
 
@@ -165,27 +166,53 @@ class ById:
         self._check()
         _check_id(thread_id)
         mode, resume_id = RuntimeMode(runtime_mode), _conversation_of(resume_cursor)
-        self._check_startable(thread_id)
+        with self._reserved(thread_id):
+            session = self._new_session(
+                thread_id, provider, mode, resume_id, cwd=cwd, model=model, asks=asks, options=provider_options or {}
+            )
+        return session, session._connect()
+
+    def _new_session(
+        self,
+        thread_id: str,
+        provider: str | Transport | None,
+        mode: RuntimeMode,
+        resume_id: str | None,
+        *,
+        cwd: Path | str | None,
+        model: str | None,
+        asks: AskPolicy,
+        options: ProviderOptions,
+    ) -> Session:
         known = self.directory.get(thread_id)
         agent = Agent(
-            _transport(provider or (known.provider if known is not None else DEFAULT_PROVIDER), provider_options or {}),
+            _transport(provider or (known.provider if known is not None else DEFAULT_PROVIDER), options),
             permissions=PERMISSIONS[mode][0],
             approvals=PERMISSIONS[mode][1],
             asks=asks,
             model=model or (known.model if known is not None else None),
             room=self._as_room(),
         )
-        session = agent.session(
-            cwd or (known.cwd if known is not None else None) or Path.cwd(), session_id=thread_id, resume_id=resume_id, renewal=None
-        )
-        return session, session._connect()
+        where = cwd or (known.cwd if known is not None else None) or Path.cwd()
+        return agent.session(where, session_id=thread_id, resume_id=resume_id, renewal=None)
 
-    def _check_startable(self, thread_id: str) -> None:
+    @contextlib.contextmanager
+    def _reserved(self, thread_id: str) -> Iterator[None]:
+        """Have the id to oneself while a session is begun under it: nobody starts it meanwhile, and so nobody stops it."""
         with self._front_lock:
-            stopped = thread_id in self._stopped
-        found = None if stopped else self._consult("session", thread_id)
-        if stopped or (found is not None and found.removed):
-            raise SessionStateError(f"session {thread_id!r} was stopped; start another one, which may take its resume cursor")
+            if thread_id in self._stopped:
+                raise _was_stopped(thread_id)
+            if thread_id in self._starting or self._living(thread_id) is not None:
+                raise SessionStateError(f"session {thread_id!r} is open already")
+            self._starting.add(thread_id)
+        try:
+            found = self._consult("session", thread_id)
+            if found is not None and found.removed:
+                raise _was_stopped(thread_id)
+            yield
+        finally:
+            with self._front_lock:
+                self._starting.discard(thread_id)
 
     def session(self, thread_id: str) -> Session:
         """Return the handle of a session by its id. Raises UnknownSessionError."""
@@ -298,8 +325,8 @@ class ById:
         Blocks. Raises UnknownSessionError, ProviderCapabilityError, SessionStateError for an id that is taken, and more of `Session.fork`.
         """
         _check_id(new_thread_id)
-        self._check_startable(new_thread_id)
-        forked = self.session(thread_id).fork(new_thread_id, renewal=None)
+        with self._reserved(new_thread_id):
+            forked = self.session(thread_id).fork(new_thread_id, renewal=None)
         forked._connect().wait(None, forked._clock)
         return record_of(forked._core)
 
@@ -315,6 +342,10 @@ class ById:
     async def aaccount(self, provider: str | Transport = DEFAULT_PROVIDER, *, provider_options: ProviderOptions | None = None) -> Account:
         """The same as `account`, in an event loop."""
         return await asyncio.to_thread(self.account, provider, provider_options=provider_options)
+
+
+def _was_stopped(thread_id: str) -> SessionStateError:
+    return SessionStateError(f"session {thread_id!r} was stopped; start another one, which may take its resume cursor")
 
 
 def _check_id(thread_id: object) -> None:

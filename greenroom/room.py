@@ -371,7 +371,8 @@ class Greenroom(ById):
                 raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
-            for session_id in [session_id for session_id, known in self._sessions.items() if known.closed]:
+            # Not those that are still being closed: until that is over, nobody else may have the name.
+            for session_id in [session_id for session_id, known in self._sessions.items() if known._core.closed.settled]:
                 del self._sessions[session_id]
             # Who finds it by its name finds it begun.
             ref = self._start(core, clock)
