@@ -1,4 +1,6 @@
-"""What the journal costs: commits and records a second, alone and in groups, in both modes. `python -m benchmarks.journal [directory]`.
+"""What the journal costs: commits and events a second, alone and in groups, in both modes. `python -m benchmarks.journal [directory]`.
+
+On a machine that does other things too, the rates are of what is left of it; the last column is what the median group makes of a second.
 
 The directory should be on the disk that is meant (default: a temporary one); `full` waits for that disk at every commit.
 """
@@ -61,12 +63,13 @@ def measure(directory: pathlib.Path, sync: Sync, group: int) -> tuple[float, flo
 
 def main() -> None:
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
-        print(f"{'sync':>8} {'records/commit':>15} {'commits/s':>10} {'records/s':>10} {'p50 ms':>8} {'p99 ms':>8}")
+        print(f"{'sync':>8} {'records/commit':>15} {'commits/s':>10} {'records/s':>10} {'p50 ms':>8} {'p99 ms':>8} {'events/s at p50':>16}")
         modes: tuple[Sync, ...] = ("process", "full")
         for sync in modes:
             for group in (1, 64):
                 rate, p50, p99 = measure(pathlib.Path(name), sync, group)
-                print(f"{sync:>8} {group:>15} {rate:>10.0f} {rate * group:>10.0f} {p50:>8.3f} {p99:>8.3f}")
+                at_p50 = group * 1000 / p50
+                print(f"{sync:>8} {group:>15} {rate:>10.0f} {rate * group:>10.0f} {p50:>8.3f} {p99:>8.3f} {at_p50:>16.0f}")
 
 
 if __name__ == "__main__":

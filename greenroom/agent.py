@@ -631,6 +631,10 @@ class Session:
         self._room._check_process()
         return answer_ask(self._core.book, request_id, answer, clock=self._clock, session_id=self.id)
 
+    async def aanswer(self, request_id: str, answer: Answer) -> bool:
+        """The same as `answer`, in an event loop."""
+        return await asyncio.to_thread(self.answer, request_id, answer)
+
     # --- conversation and end
 
     def adopt(self, conversation_id: str, previous_usage: ProviderUsage | None = None) -> bool:

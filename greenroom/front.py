@@ -20,6 +20,7 @@ from greenroom.actors.cell import Cell
 from greenroom.actors.runtime import tell
 from greenroom.actors.ticket import TicketState
 from greenroom.agent import Agent, Session, TurnTicket
+from greenroom.asks import AskPolicy
 from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
@@ -112,16 +113,17 @@ class ById:
         model: str | None = None,
         resume_cursor: Mapping[str, str] | None = None,
         provider_options: ProviderOptions | None = None,
+        asks: AskPolicy = AskPolicy(),  # noqa: B008 - frozen
         timeout: float | None = None,
     ) -> SessionRecord:
         """Start a session under an id of the caller's, and its process; return its record once it is ready, or an error.
 
         `provider`: a name ("codex" by default) or a ready transport. `runtime_mode` "full-access": the agent is asked for nothing;
-        "approval-required": what it wants to change is asked for first. `cwd`: this process's by default. `resume_cursor`: what another
-        session's record had; a conversation that is gone gives way to a new one, any other failure to resume is an error. A session on
-        record (`state_dir`) goes on in its conversation, with the provider, directory and model that it had unless they are named.
-        `provider_options`: by the provider's name `binary_path`, `home_path`, `env`, and for Claude `partial_messages`. After `timeout`
-        seconds the record is returned as it is, connecting.
+        "approval-required": what it wants to change waits for a person (`room.pending`, `room.answer`), as `asks` says. `cwd`: this
+        process's by default. `resume_cursor`: what another session's record had; a conversation that is gone gives way to a new one, any
+        other failure to resume is an error. A session on record (`state_dir`) goes on in its conversation, with the provider, directory
+        and model that it had unless they are named. `provider_options`: by the provider's name `binary_path`, `home_path`, `env`, and for
+        Claude `partial_messages`. After `timeout` seconds the record is returned as it is, connecting.
 
         Blocks for the check of the binary and the start. Raises SessionStateError for an id that is started already, or was stopped, and
         what `Agent` and `Agent.session` raise; ValueError and TypeError for arguments that cannot be meant. What the start of the process
@@ -135,6 +137,7 @@ class ById:
             model=model,
             resume_cursor=resume_cursor,
             provider_options=provider_options,
+            asks=asks,
         )
         connected.wait(timeout, session._clock)
         return record_of(session._core)
@@ -157,6 +160,7 @@ class ById:
         model: str | None = None,
         resume_cursor: Mapping[str, str] | None = None,
         provider_options: ProviderOptions | None = None,
+        asks: AskPolicy = AskPolicy(),  # noqa: B008 - frozen
     ) -> tuple[Session, Cell[None]]:
         self._check()
         _check_id(thread_id)
@@ -167,6 +171,7 @@ class ById:
             _transport(provider or (known.provider if known is not None else DEFAULT_PROVIDER), provider_options or {}),
             permissions=PERMISSIONS[mode][0],
             approvals=PERMISSIONS[mode][1],
+            asks=asks,
             model=model or (known.model if known is not None else None),
             room=self._as_room(),
         )

@@ -5,6 +5,7 @@ Decides nothing about turns. Thread-safe; refuses by name in a forked child, who
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import functools
 import logging
@@ -193,6 +194,10 @@ class Greenroom(ById):
         """
         self._check_process()
         return answer_ask(self._book, request_id, answer, clock=self.clock)
+
+    async def aanswer(self, request_id: str, answer: Answer) -> bool:
+        """The same as `answer`, in an event loop."""
+        return await asyncio.to_thread(self.answer, request_id, answer)
 
     def expired_asks(self) -> tuple[Pending, ...]:
         """The requests that waited when a dead program ended, of turns about which nothing was decided yet. They cannot be answered.

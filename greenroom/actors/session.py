@@ -949,6 +949,8 @@ class SessionActor(LoopActor):
             self._settle_all(crashed)
         self._rollbacks.fail(crashed)
         self._asks.give_up(heir=heir)
+        if self._unsettled:
+            self._core.degraded = "an outcome was given out before it was known to be on record: the session's actor ended"
         self._gate.drain(crashed)
         if self._gate_timer is not None:
             self._gate_timer.cancel()

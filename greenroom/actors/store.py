@@ -328,6 +328,7 @@ class Keeper:
         self._retention = retention
         self._loop = loop or LoopDispatcher(name="greenroom-journal", starter=False)
         self._books = Books()
+        self._given_up = False
         self._lock = threading.Lock()
         self._crashes: collections.deque[float] = collections.deque(maxlen=MAX_RESTARTS)
         self._ref: Ref = self._start()
@@ -348,7 +349,9 @@ class Keeper:
         now_s = self._loop.monotonic()
         if self.journal.fault is StoreFault.CLOSED:
             return True
-        if len(self._crashes) == MAX_RESTARTS and now_s - self._crashes[0] < WITHIN_S:
+        # Given up for good: what nobody took meanwhile would be missing among what came later.
+        self._given_up = self._given_up or (len(self._crashes) == MAX_RESTARTS and now_s - self._crashes[0] < WITHIN_S)
+        if self._given_up:
             return True
         self._crashes.append(now_s)
         return False

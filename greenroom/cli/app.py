@@ -74,7 +74,7 @@ A small one:
 \b
 Keys of a task:
   prompt, prompt_file  what to do, or the file that says it (one of them is needed)
-  permissions          "bypass" or "workspace-write" (needed, here or by --permissions)
+  permissions          "bypass", "workspace-write" or, on Codex, "read-only" (needed, here or by --permissions)
   id                   its name in results and in `after` (a hash of its content)
   cwd                  where the agent works (the current directory)
   session              tasks that name the same one share a conversation, in file order
@@ -153,8 +153,11 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         bool, typer.Option("--durable", help="The same in the user's state directory, in a place of this task file's own.")
     ] = False,
     unknown: Annotated[
-        Unknown, typer.Option(help="With --state-dir or --durable: tasks that a run which died had sent, without seeing their end.")
-    ] = Unknown.CONTINUE,
+        Unknown | None,
+        typer.Option(
+            help="With --state-dir or --durable: tasks that a run which died had sent, without seeing their end.", show_default="continue"
+        ),
+    ] = None,
     parallel: Annotated[int, typer.Option(min=1, help="How many turns run at once.")] = 8,
     max_starting: Annotated[int, typer.Option(min=1, help="How many processes may be starting at once.")] = 8,
     max_cost_usd: Annotated[float | None, typer.Option(help="Begin no further task once this much is spent.")] = None,
@@ -175,6 +178,10 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         _check_options(given, max_cost_usd, {"--claude-binary": binary, "--codex-binary": codex})
         if durable:
             state_dir = _place_for(tasks, state_dir)
+        if unknown is not None and state_dir is None:
+            hint = "give --state-dir or --durable"
+            raise TaskFileError("command line", "without a journal nothing is known of an earlier run", key="--unknown", hint=hint)
+        unknown = (unknown or Unknown.CONTINUE) if state_dir is not None else None
         source = read_source(tasks)
         plan = make_plan(source.name, build_tasks(source, given))
         if dry_run:
@@ -188,7 +195,12 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         _refuse([error])
     run = _Run(
         plan=plan,
-        limits=Limits(parallel=parallel, max_cost_usd=max_cost_usd, unknown=unknown if state_dir is not None else None, grace_s=grace),
+        limits=Limits(
+            parallel=parallel,
+            max_cost_usd=max_cost_usd,
+            unknown=(unknown or Unknown.CONTINUE) if state_dir is not None else None,
+            grace_s=grace,
+        ),
         state_dir=state_dir,
         durable=durable,
         log=log,

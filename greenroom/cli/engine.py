@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import attrs
 
-from greenroom.cli.tasks import AgentSettings
+from greenroom.cli.tasks import MODES, AgentSettings
 from greenroom.events import AgentEvent, SessionEvent
 from greenroom.liveness import Liveness
-from greenroom.model import ApprovalPolicy, NativeMode, NativePermissions, ProviderUsage, Turn, TurnRequest
+from greenroom.model import ApprovalPolicy, NativePermissions, ProviderUsage, Turn, TurnRequest
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
 from greenroom.transports.catalog import PROVIDERS
@@ -103,7 +103,6 @@ class RoomPort(Protocol):
         ...
 
 
-_MODES = {"bypass": NativeMode.BYPASS, "workspace-write": NativeMode.WORKSPACE_WRITE}
 _APPROVALS = {"deny": ApprovalPolicy.DENY, "fail-turn": ApprovalPolicy.FAIL_TURN}
 
 
@@ -149,7 +148,7 @@ class Agents:
     def _make(self, settings: AgentSettings) -> AgentPort:
         env = {**os.environ, **dict(settings.env)} if settings.env else None
         options: dict[str, Any] = {
-            "permissions": NativePermissions(_MODES[settings.permissions]),
+            "permissions": NativePermissions(MODES[settings.permissions]),
             "approvals": _APPROVALS[settings.approvals],
             "model": settings.model,
         }

@@ -9,7 +9,7 @@ import attrs
 
 from greenroom.attachments import attachment_from, load
 from greenroom.cli.spelling import did_you_mean
-from greenroom.cli.tasks import Task
+from greenroom.cli.tasks import MODES, Task
 from greenroom.errors import GreenroomError, SchemaDialectError
 from greenroom.model import (
     ApprovalPolicy,
@@ -54,7 +54,7 @@ def read_attachments(paths: list[str], base: Path) -> tuple[Attachment, ...]:
 
 def wrong_with(task: Task) -> Iterator[Wrong]:
     """Say what the task's provider cannot do of what it asks for."""
-    found = [*_wrong_effort(task), *_wrong_schema(task)]
+    found = [*_wrong_permissions(task), *_wrong_effort(task), *_wrong_schema(task)]
     yield from found or _refused(task)
 
 
@@ -65,6 +65,13 @@ def _refused(task: Task) -> Iterator[Wrong]:
         PROVIDERS[task.settings.provider](env={}).validate(spec, request_of(task))
     except GreenroomError as error:
         yield Wrong(key=None, why=str(error), hint=error.hint)
+
+
+def _wrong_permissions(task: Task) -> Iterator[Wrong]:
+    mode, profile = MODES[task.settings.permissions], PROVIDERS[task.settings.provider](env={}).profile
+    if mode not in profile.native_permission_modes:
+        can = ", ".join(name for name, known in MODES.items() if known in profile.native_permission_modes)
+        yield Wrong(key="permissions", why=f"{profile.name} has no {task.settings.permissions!r}", hint=f"one of: {can}")
 
 
 def _wrong_effort(task: Task) -> Iterator[Wrong]:

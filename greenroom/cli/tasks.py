@@ -10,10 +10,11 @@ from typing import Any
 
 import attrs
 
-from greenroom.model import Attachment, ImageAttachment, InteractionMode
+from greenroom.model import Attachment, ImageAttachment, InteractionMode, NativeMode
 
 PROVIDERS = ("claude", "codex")
-PERMISSIONS = ("bypass", "workspace-write")
+MODES = {"bypass": NativeMode.BYPASS, "workspace-write": NativeMode.WORKSPACE_WRITE, "read-only": NativeMode.READ_ONLY}
+PERMISSIONS = tuple(MODES)
 APPROVALS = ("deny", "fail-turn")
 INTERACTION_MODES = tuple(mode.value for mode in InteractionMode)
 

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from greenroom import ImageAttachment, OnDeath, RestartPolicy, TextAttachment
+from greenroom import ImageAttachment, ItemKind, OnDeath, RestartPolicy, TextAttachment
 from tests.e2e.codex_stage import CodexStage
 from tests.e2e.pictures import digest, png, shown
 from tests.e2e.stage import Stage, until
@@ -87,3 +87,18 @@ def test_large_images_do_not_stand_in_the_way_of_a_resume(each: Stage) -> None:
         turn = each.run(session, "SAY resumed", prepare={"pin": True})
     assert turn.result.text == "resumed"
     assert len(shown(each.server.requests[-1])) == 8
+
+
+def test_the_history_has_a_turn_with_attachments_as_one(each: Stage) -> None:
+    with each.session() as session:
+        each.run(session, "SAY one", attachments=attached(each), prepare={"pin": True})
+        each.run(session, "SAY two", prepare={"pin": True})
+        thread = session.read_thread()
+        session.rollback(1)
+        each.run(session, "SAY three", prepare={"pin": True})
+    said = [[item.text for item in turn.items if item.kind is ItemKind.USER_TEXT] for turn in thread.turns]
+    assert len(said) == 2, said
+    assert any("SAY one" in text for text in said[0])
+    assert said[1] == ["SAY two"]
+    assert shown(each.server.requests[-1]) == [digest(PICTURE)]
+    assert each.shown("SAY two")[-1] == 0

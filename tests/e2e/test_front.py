@@ -7,7 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from greenroom import EventStream, Greenroom, ItemKind, SessionStatus, ToolCall, TurnCompleted
+from greenroom import (
+    Accept,
+    ApprovalRequested,
+    ApprovalResolved,
+    EventStream,
+    Greenroom,
+    ItemKind,
+    RuntimeMode,
+    SessionStatus,
+    ToolCall,
+    TurnCompleted,
+)
 from tests.e2e.codex_stage import CodexStage
 from tests.e2e.stage import BOUND_S, LONG_TOOL, Stage, until
 
@@ -83,6 +94,35 @@ def test_a_turn_is_interrupted_by_id(stage: Stage) -> None:
     assert record is not None
     assert (record.status, record.active_turn_id) == (SessionStatus.READY, None)
     assert stage.room.send_turn("mine", "SAY again").wait(BOUND_S).result.text == "again"
+
+
+def test_a_person_is_asked_and_answers_by_id(stage: Stage) -> None:
+    record = start(stage, "mine", runtime_mode="approval-required")
+    assert record.runtime_mode is RuntimeMode.APPROVAL_REQUIRED
+    sent = stage.room.send_turn("mine", "BASH touch made\nSAY done")
+    asked = until(lambda: stage.room.pending("mine"), "a request")[0]
+    assert (asked.session_id, asked.turn_id) == ("mine", sent.turn_id)
+    assert not (stage.cwd / "made").exists()
+    assert stage.room.answer(asked.request_id, Accept())
+    assert sent.wait(BOUND_S).result.text == "done"
+    assert (stage.cwd / "made").exists()
+
+
+def test_a_stop_declines_what_waits(stage: Stage) -> None:
+    start(stage, "mine", runtime_mode="approval-required")
+    stream = stage.room.events("mine")
+    sent = stage.room.send_turn("mine", "BASH touch made\nSAY done")
+    asked = until(lambda: stage.room.pending("mine"), "a request")[0]
+    assert stage.room.stop_session("mine")
+    assert sent.wait(0).result.interrupted
+    assert stage.room.pending() == ()
+    assert not stage.room.answer(asked.request_id, Accept())
+    events = []
+    while not events or events[-1].method != "session/closed":
+        events.append(stream.get(BOUND_S))
+    kinds = [type(event.event) for event in events]
+    assert kinds.index(ApprovalRequested) < kinds.index(ApprovalResolved) < kinds.index(TurnCompleted) < len(kinds) - 1
+    assert not (stage.cwd / "made").exists()
 
 
 def test_another_session_takes_the_cursor_of_a_stopped_one(stage: Stage) -> None:

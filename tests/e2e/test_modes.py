@@ -7,7 +7,18 @@ import pathlib
 
 import pytest
 
-from greenroom import InteractionMode, NativeMode, NativePermissions, PermissionsDiffer, ProviderCapabilityError, Turn, TurnFailedError
+from greenroom import (
+    Accept,
+    ApprovalPolicy,
+    Decline,
+    InteractionMode,
+    NativeMode,
+    NativePermissions,
+    PermissionsDiffer,
+    ProviderCapabilityError,
+    Turn,
+    TurnFailedError,
+)
 from greenroom.testing.model_server import Reply
 from greenroom.transports.claude.transport import ClaudeStreamTransport
 from tests.e2e.codex_stage import CodexStage
@@ -74,6 +85,16 @@ def test_the_model_of_a_turn_outlives_its_process_and_not_the_turn(each: Stage) 
     home, *others, last = models(each)
     assert set(others) == {other}
     assert last == home
+
+
+def test_a_fork_behind_a_turn_with_its_own_model_has_the_sessions(each: Stage) -> None:
+    with each.session() as session:
+        each.run(session, "SAY home")
+        each.run(session, "SAY other", model=OTHER[each.provider], prepare={"pin": True})
+        with session.fork() as fork:
+            each.run(fork, "SAY forked")
+    home, other, forked = models(each)
+    assert forked == home != other
 
 
 def test_a_plan_turn_is_told_to_plan_and_the_next_one_is_not(each: Stage) -> None:
@@ -249,3 +270,36 @@ def test_a_model_that_cannot_be_tried_out_now_is_tried_again(stage: Stage) -> No
     assert (turn.result.text, turn.retries) == ("one", 1)
     assert stage.shown("SAY one")[-1] == 1
     assert models(stage) == ["claude-haiku-4-5"]
+
+
+def test_a_plan_that_a_person_accepts_leaves_plan_mode_and_goes_no_further_than_the_session(stage: Stage) -> None:
+    """The next turn asks for leave as ever: what came back with the plan's acceptance is the session's own mode."""
+    stage.provider = "claude"
+    agent = stage.agent(permissions=NativePermissions.ask(), approvals=ApprovalPolicy.ASK)
+    with stage.session(agent=agent) as session:
+        running = stage.begin(session, "TOOL ExitPlanMode {}\nSAY planned", **PLAN)
+        (pending,) = until(session.pending, "a request")
+        assert pending.tool == "ExitPlanMode"
+        assert session.answer(pending.request_id, Accept())
+        assert running.join().result.text == "planned"
+        running = stage.begin(session, "BASH touch done\nSAY two")
+        (pending,) = until(session.pending, "a request")
+        assert pending.tool == "Bash"
+        assert session.answer(pending.request_id, Decline())
+        running.join()
+    assert not running.saw(PermissionsDiffer)
+    assert not (stage.cwd / "done").exists()
+    assert planning(stage)[0]
+    assert not planning(stage)[-1]
+
+
+def test_a_plan_turn_and_its_next_under_codexs_own_questions(codex_stage: CodexStage) -> None:
+    agent = codex_stage.agent(permissions=NativePermissions.ask(), approvals=ApprovalPolicy.ASK)
+    with codex_stage.session(agent=agent) as session:
+        codex_stage.run(session, "SAY planned", **PLAN)
+        running = codex_stage.begin(session, "BASH touch done\nSAY two", prepare={"pin": True})
+        (pending,) = until(session.pending, "a request")
+        assert session.answer(pending.request_id, Accept())
+        assert running.join().result.text == "two"
+    assert not running.saw(PermissionsDiffer)
+    assert (codex_stage.cwd / "done").exists()

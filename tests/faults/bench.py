@@ -41,11 +41,10 @@ class Cli:
         self.agent = room.agent(
             self.transport,
             permissions=NativePermissions.bypass(),
-            approvals=ApprovalPolicy.DENY,
             restart=restart,
             retry=retry or RetryPolicy(delays=(0.01,)),
             event_handlers=handlers,
-            **options,
+            **{"approvals": ApprovalPolicy.DENY, **options},
         )
         self.session = self.agent.session(home, **(session or {}))
         self.events = []

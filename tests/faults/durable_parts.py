@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
+import threading
 
 import attrs
 
 from greenroom import room as rooms
+from greenroom.actors import engine as engines
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.session import NO_FLAGS
-from greenroom.actors.side import ObserverActor, StoreActor
 from greenroom.actors.store import Keeper, unavailable
 from greenroom.actors.ticket import TicketCore
 from greenroom.agent import Agent, TurnTicket
@@ -78,23 +79,19 @@ class DrivenKeeper(Keeper):
             assert self._loop.step(), "nobody answers"
 
 
-class Engine:
-    """The side actors, on the one dispatcher."""
+class Engine(engines.Engine):
+    """Everything on the one dispatcher."""
 
     def __init__(self, dispatcher):
         self.loop = dispatcher
+        self._lock = threading.Lock()
         self._sides = {}
+        self._guardian = None
 
-    def store(self):
-        return self._side(StoreActor)
-
-    def observer(self):
-        return self._side(ObserverActor)
-
-    def _side(self, kind):
+    def _side(self, kind, name):
         if kind not in self._sides:
-            self._sides[kind] = kind.start(self.loop)
-        return self._sides[kind]
+            self._sides[kind] = (self.loop, kind.start(self.loop))
+        return self._sides[kind][1]
 
 
 class WatchingLedger(Ledger):

@@ -427,7 +427,7 @@ class Life:
         closed = Cell()
         tell(self.room._keeper.ref(), m.CloseJournal(reply_to=closed))
         self.room._keeper.drive(closed)
-        for ref in self.room._engine._sides.values():
+        for _, ref in self.room._engine._sides.values():
             ref.stop(block=False)
         while self.world.step():
             pass

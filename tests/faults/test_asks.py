@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import os
 import signal
@@ -361,6 +362,20 @@ def test_a_callback_may_answer(house):
     assert answered == [True, True]
 
 
+def test_an_event_loop_answers_too(house):
+    one = house.one()
+    begun = one.begin(lines(house.words["ask"], house.words["other"], "SAY done"))
+
+    async def answer():
+        first = house.pending()[0].request_id
+        told = [await house.room.aanswer(first, Accept()), await one.session.aanswer(first, Accept())]
+        until(lambda: house.room.pending() and house.room.pending()[0].request_id != first, "the other request")
+        return [*told, await one.session.aanswer(house.room.pending()[0].request_id, Accept())]
+
+    assert asyncio.run(answer()) == [True, False, True]
+    assert begun.outcome().result.text == "done"
+
+
 def test_what_cannot_ask_refuses_by_name(house, tmp_path):
     agent = house.room.agent(FakeTransport(), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.ASK)
     with pytest.raises(ProviderCapabilityError, match=r"cannot wait for a person: ApprovalPolicy\.ASK"):
@@ -390,10 +405,15 @@ def test_a_crash_of_its_actor_closes_what_waits_and_the_session_goes_on(tmp_path
 
 
 def test_approval_required_of_a_front_end_asks(house):
-    assert house.room.start_session("t", house.transport, runtime_mode="approval-required", cwd=house.directory).status.value == "ready"
+    policy = AskPolicy(deadline_s=3600)
+    assert (
+        house.room.start_session("t", house.transport, runtime_mode="approval-required", cwd=house.directory, asks=policy).status.value
+        == "ready"
+    )
     sent = house.room.send_turn("t", lines(house.words["ask"], "SAY done"))
     (pending,) = house.pending()
     assert house.room.pending("t") == (pending,)
+    assert (pending.expires_at - pending.asked_at).total_seconds() == 3600
     assert house.room.directory.get("t").status.value == "running"
     assert house.room._living("t").liveness.reason is LivenessReason.APPROVAL
     assert house.room.answer(pending.request_id, Accept())

@@ -19,6 +19,11 @@ def test_nothing_is_lost_and_nothing_runs_twice_over_the_lives_of_a_random_fleet
         simulate_durable(seed)
 
 
+@pytest.mark.parametrize("seed", [191, 303])
+def test_seeds_that_once_found_something(seed):
+    simulate_durable(seed)
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("start", range(1000, 4000, 250))

@@ -10,7 +10,9 @@ import time
 import pytest
 
 from greenroom import (
+    Accept,
     ApprovalPolicy,
+    ApprovalRequested,
     AssistantText,
     LivenessReason,
     NativePermissions,
@@ -137,6 +139,19 @@ def test_a_long_tool_is_no_stall(bench, stall):
     assert (live.reason, live.tool.tool) == (R.TOOL, "Bash")
     turn = begun.outcome()
     assert turn.result.text == "done"
+    assert not cli.of(Stalled)
+
+
+def test_somebody_who_takes_his_time_to_answer_is_no_stall(bench):
+    cli = bench.cli(stall=RESTART, approvals=ApprovalPolicy.ASK)
+    begun = cli.begin('CAN_USE_TOOL Bash {"command":"touch x"}\nSAY done')
+    cli.wait_for(ApprovalRequested)
+    assert cli.session.liveness.reason is R.APPROVAL
+    until(lambda: cli.session.liveness.for_s > 3 * SOON_S, "a long wait")
+    assert cli.session.answer(cli.session.pending()[0].request_id, Accept())
+    turn = begun.outcome()
+    assert turn.result.text == "done"
+    assert turn.restarts == 0
     assert not cli.of(Stalled)
 
 

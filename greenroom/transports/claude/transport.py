@@ -240,6 +240,7 @@ class ClaudeStreamTransport:
         conversation_id, fork_id = spec.resume_id or "", new_nonce()
         home = Path(self.state_home)
         more = queries.fork_arguments(queries.read_settled(home, conversation_id), fork_id)
+        self._home_models.keep(fork_id, self._home_models.of(conversation_id))
         return queries.fork(
             self._place(f"conversation {conversation_id!r} was not forked", spec.cwd, *more), home, conversation_id, fork_id
         )

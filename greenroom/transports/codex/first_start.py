@@ -18,16 +18,19 @@ PATIENCE_S = 10.0
 LOOK_S = 0.05
 NAME = "greenroom-first-start.lock"
 
+# Homes in which a start has been over in this program: their databases are there, or are kept elsewhere.
+_BEGUN: set[Path] = set()
+
 
 def take(home: Path, patience_s: float = PATIENCE_S) -> Callable[[], None] | None:
     """Take the lock of a home without databases, and return what gives it back (any thread, as often as wanted). None: none is needed."""
-    if _has_databases(home) or not home.is_dir():
+    if home in _BEGUN or _has_databases(home) or not home.is_dir():
         return None
     try:
         fd = os.open(home / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return None
-    if _locked(fd, patience_s) and not _has_databases(home):
+    if _locked(fd, patience_s) and not (home in _BEGUN or _has_databases(home)):
         return _Release(fd, home / NAME)
     os.close(fd)
     return None
@@ -63,6 +66,7 @@ class _Release:
         with self._lock:
             fd, self._fd = self._fd, None
         if fd is not None:
+            _BEGUN.add(self._path.parent)
             # Whoever waits has it open, and finds the databases there; whoever comes later does not look for it.
             with contextlib.suppress(OSError):
                 self._path.unlink()

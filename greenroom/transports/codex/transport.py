@@ -249,6 +249,7 @@ class CodexAppServerTransport:
         """Return a new conversation with the history of `spec.resume_id`, which is left as it is. Raises as `rollback`."""
         conversation_id = spec.resume_id or ""
         fork_id = ask(self._place(f"conversation {conversation_id!r} was not forked"), queries.fork(conversation_id))
+        self._home_models.keep(fork_id, self._home_models.of(conversation_id))
         return Checkpoint(fork_id, spec.previous_usage)
 
     def account(self) -> Account:

@@ -261,6 +261,25 @@ def test_a_crash_costs_nothing_of_what_was_told_behind_it(tmp_path):
     assert closed.settled
 
 
+def test_an_actor_that_keeps_crashing_is_given_up_for_good(tmp_path):
+    clock = FakeClock()
+    dispatcher = ManualDispatcher(clock)
+    journal = Journal.open(tmp_path / "state")
+    keeper = Keeper(journal, loop=dispatcher)
+    for _ in range(4):
+        tell(keeper.ref(), m.Consult(question="nothing of the kind", names=(), reply_to=Cell()))
+        dispatcher.run_until_idle()
+    for _ in range(2):
+        reply = Cell()
+        tell(keeper.ref(), m.Consult(question="sessions", names=(), reply_to=reply))
+        dispatcher.run_until_idle()
+        with pytest.raises(StoreFailedError):
+            reply.get()
+        clock.wait(100.0)  # what was refused meanwhile would be a hole among what came later
+    journal.close()
+    dispatcher.stop()
+
+
 def test_closing_writes_what_waits_and_what_is_owed(tmp_path):
     rig = Rig(tmp_path / "state")
     rig.journal.plan, rig.journal.ill = ["commit"], True

@@ -106,6 +106,7 @@ def test_bad_input_starts_nothing_and_says_all_of_it(folder):
         (("--out", "gone/out.jsonl"), "gone/out.jsonl: key '--out': cannot be written"),
         (("--out", "tasks.toml"), "tasks.toml:1: key '--out': is not a result of greenroom run"),
         (("--parallel", "0"), "--parallel"),
+        (("--unknown", "rerun"), "key '--unknown': without a journal nothing is known of an earlier run"),
     ],
 )
 def test_bad_options(args, words, folder):
@@ -113,6 +114,14 @@ def test_bad_options(args, words, folder):
     assert result.exit_code == 2
     assert words in result.stderr
     assert (folder / "tasks.toml").read_text() == TASKS
+
+
+def test_a_permission_that_the_provider_has_not_is_bad_input(folder):
+    text = '{"id": "x", "prompt": "hello"}\n'
+    for provider, status in (("claude", 2), ("codex", 0)):
+        result = greenroom("run", "-", "--permissions", "read-only", "--provider", provider, "--dry-run", stdin=text)
+        assert result.exit_code == status, result.output
+        assert ("key 'permissions': claude has no 'read-only'" in result.stderr) is (status == 2)
 
 
 def test_tasks_come_from_standard_input_and_options_fill_in(folder):

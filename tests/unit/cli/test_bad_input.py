@@ -54,7 +54,7 @@ TOML = {
     "prompt file gone": ('[[task]]\npermissions = "bypass"\nprompt_file = "gone.md"\n', 3, "prompt_file", "cannot be read", ""),
     "missing permissions": ('[[task]]\nprompt = "x"\n', 1, "permissions", "has no default", "--permissions"),
     "unknown permissions": ('[[task]]\nprompt = "x"\npermissions = "by-pass"\n', 3, "permissions", "unknown value", "'bypass'"),
-    "read-only": ('[[task]]\nprompt = "x"\npermissions = "read"\n', 3, "permissions", "unknown value", "one of: bypass"),
+    "half a permission": ('[[task]]\nprompt = "x"\npermissions = "whatever"\n', 3, "permissions", "unknown value", "one of: bypass"),
     "unknown provider": (GOOD + 'provider = "cluade"\n', 5, "provider", "unknown value", "'claude'"),
     "unknown approvals": (GOOD + 'approvals = "ask"\n', 5, "approvals", "unknown value", "deny"),
     "prompt is a number": ('[[task]]\npermissions = "bypass"\nprompt = 3\n', 3, "prompt", "expected a string, got an integer", ""),

@@ -96,6 +96,23 @@ def test_a_result_of_a_turn_that_nobody_asked_for_is_booked_and_told_apart() -> 
     assert [item.ongoing for item in cli.of(Lifecycle)] == [None, True, False]
 
 
+def test_a_turn_of_its_own_that_ours_is_folded_into_is_told_to_be_over() -> None:
+    cli = Cli().ready()
+    cli.feed(init(), says("theirs"))
+    cli.start()
+    cli.feed(life(U1, "queued"), life(U1, "started"))
+    told = [item.ongoing for item in cli.of(Lifecycle) if item.kind == "background turn"]
+    assert told == [True, False]
+
+
+def test_what_runs_behind_the_turns_is_told_as_a_whole() -> None:
+    cli = Cli().ready()
+    frame = {"type": "system", "subtype": "background_tasks_changed"}
+    cli.feed({**frame, "tasks": [{"description": "serve"}, {"task_type": "local_agent"}, "?"]}, {**frame, "tasks": []}, frame)
+    told = [(item.detail, item.ongoing) for item in cli.of(Lifecycle) if item.kind == "background tasks"]
+    assert told == [("2 running: serve, local_agent", True), ("none running", False), ("none running", False)]
+
+
 def test_it_ends_while_our_prompt_is_queued() -> None:
     cli = Cli().ready()
     cli.feed(init())

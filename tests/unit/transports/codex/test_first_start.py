@@ -54,6 +54,13 @@ def test_another_one_waits_until_it_is_given_back(tmp_path: pathlib.Path) -> Non
     assert got == [None], "the databases are there"
 
 
+def test_a_home_whose_databases_are_elsewhere_is_locked_once(tmp_path: pathlib.Path) -> None:
+    release = take(tmp_path)
+    assert release is not None
+    release()
+    assert take(tmp_path) is None
+
+
 def test_nobody_waits_for_ever(tmp_path: pathlib.Path) -> None:
     release = take(tmp_path)
     assert release is not None
