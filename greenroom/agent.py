@@ -177,8 +177,7 @@ class Agent:
             raise ValueError("checkpoints and checkpoint_key go together")
         if idle_release_after is not None and not idle_release_after >= 0:
             raise ValueError(f"idle_release_after must be 0 seconds or more, got {idle_release_after}")
-        if resume_id is not None:
-            _check_id("resume_id", resume_id)
+        _check_ids(session_id, resume_id)
         room = self._room or _default_room()
         room._check()
         spec = ConversationSpec(
@@ -324,11 +323,11 @@ class Session:
         self._key_lock = threading.Lock()
         self._keys = Keys(durable=room.durable)
         if core.resumes is not None:
-            CLAIMS.take(core.claim_key(core.resumes), core.session_id)
+            core.claim(core.resumes)
         try:
             room._begin(core, self, clock, guarded=isinstance(core.transport, StreamTransport))
         except BaseException:
-            CLAIMS.drop(core.session_id)
+            CLAIMS.drop(core.closed)
             raise
 
     # --- what it is
@@ -646,14 +645,13 @@ class Session:
         """
         self._check()
         _check_id("conversation_id", conversation_id)
-        key = self._core.claim_key(conversation_id)
-        CLAIMS.take(key, self.id)
+        self._core.claim(conversation_id)
         reply: Cell[bool] = Cell()
         checkpoint = Checkpoint(conversation_id, previous_usage)
         tell(self._ref, m.AdoptConversation(request_id=new_nonce(), checkpoint=checkpoint, reply_to=reply))
         reply.wait(None, self._clock)
         if not reply.get() and self.conversation_id != conversation_id:
-            CLAIMS.give_back(key, self.id)
+            CLAIMS.give_back(self._core.claim_key(conversation_id), self._core.closed)
         return reply.get()
 
     def read_thread(self) -> Thread:
@@ -686,6 +684,8 @@ class Session:
         QueryFailedError; and what `Agent.session` raises.
         """
         self._check()
+        if session_id is not None:
+            self._room._check_free(session_id)  # before the provider has made what nobody would have
         made = conversations.fork(self._core)
         return self._alike(**{**options, "resume_id": made.conversation_id, "previous_usage": made.usage, "session_id": session_id})
 
@@ -796,6 +796,23 @@ def _check_id(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a str, got {type(value).__name__}")
     if not value:
         raise ValueError(f"{name} must not be empty; None means a new conversation")
+
+
+def check_session_id(session_id: str) -> None:
+    """Raise TypeError or ValueError for a name that no process could be marked with."""
+    if not isinstance(session_id, str):
+        raise TypeError(f"session_id must be a str, got {type(session_id).__name__}")
+    try:
+        session_id.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a session's name must be Unicode text, got {session_id!r}") from None
+
+
+def _check_ids(session_id: str | None, resume_id: str | None) -> None:
+    if session_id is not None:
+        check_session_id(session_id)
+    if resume_id is not None:
+        _check_id("resume_id", resume_id)
 
 
 def _directory(cwd: Path | str) -> Path:

@@ -7,6 +7,7 @@ passes, or its turn, its process or its session ends. The first answer wins.
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -127,7 +128,7 @@ class AcceptForSession(Answer):
 class Decline(Answer):
     """It may not; the model is told so, with `message`, and goes on without. A question stays unanswered."""
 
-    message: str = ""
+    message: str = attrs.field(default="", validator=attrs.validators.instance_of(str))
 
 
 @attrs.frozen
@@ -135,11 +136,16 @@ class CancelTurn(Answer):
     """It may not, and the turn ends as interrupted."""
 
 
+def _check_answers(_: object, __: object, answers: object) -> None:
+    if not isinstance(answers, Mapping):
+        raise TypeError(f"answers must be a mapping, got {type(answers).__name__}")
+
+
 @attrs.frozen
 class Reply(Answer):
     """The answers to a question, by the ids of its parts: a text, or several where several may be chosen; what a schema wants otherwise."""
 
-    answers: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+    answers: Mapping[str, Any] = attrs.field(factory=dict, hash=False, validator=_check_answers)
 
 
 OF_APPROVALS = (Accept, AcceptForSession, Decline, CancelTurn)
@@ -163,6 +169,17 @@ def _check_reply(pending: PendingQuestion, reply: Reply) -> None:
         raise ValueError(f"the reply answers {unknown[0]!r}, which was not asked; asked was {', '.join(map(repr, ids)) or 'nothing'}")
     if ids and not reply.answers:
         raise ValueError("the reply is empty; a question that is not to be answered takes Decline")
+    for key, value in reply.answers.items():
+        _check_sendable(key, value)
+
+
+def _check_sendable(key: str, value: object) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except TypeError as error:
+        raise TypeError(f"the reply to {key!r} must be made of what JSON has: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the reply to {key!r} must be made of what JSON has: {error}") from None
 
 
 def _names(kinds: Iterable[type]) -> str:
@@ -200,10 +217,18 @@ def pending_of(
     ask: Approval | Inquiry, *, request_id: str, session_id: str, turn_id: str | None, asked_at: dt.datetime, deadline_s: float | None
 ) -> Pending:
     """Return what waits, for something that was asked at `asked_at`."""
-    expires_at = None if deadline_s is None else asked_at + dt.timedelta(seconds=deadline_s)
+    expires_at = None if deadline_s is None else _expiry(asked_at, deadline_s)
     fields: dict[str, Any] = {field.name: getattr(ask, field.name) for field in attrs.fields(type(ask))}
     fields |= {"request_id": request_id, "session_id": session_id, "turn_id": turn_id, "asked_at": asked_at, "expires_at": expires_at}
     return PendingApproval(**fields) if isinstance(ask, Approval) else PendingQuestion(**fields)
+
+
+def _expiry(asked_at: dt.datetime, deadline_s: float) -> dt.datetime | None:
+    """Return when time is over; None: beyond what a date can say, as good as never."""
+    try:
+        return asked_at + dt.timedelta(seconds=deadline_s)
+    except OverflowError:
+        return None
 
 
 def title_of(ask: Approval | Inquiry) -> str:

@@ -19,7 +19,7 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.runtime import tell
 from greenroom.actors.ticket import TicketState
-from greenroom.agent import Agent, Session, TurnTicket
+from greenroom.agent import Agent, Session, TurnTicket, check_session_id
 from greenroom.asks import AskPolicy
 from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
@@ -214,6 +214,11 @@ class ById:
             with self._front_lock:
                 self._starting.discard(thread_id)
 
+    def _check_not_stopped(self, thread_id: str) -> None:
+        """Raise SessionStateError for an id that was stopped. Takes no lock: one that is there stays."""
+        if thread_id in self._stopped:
+            raise _was_stopped(thread_id)
+
     def session(self, thread_id: str) -> Session:
         """Return the handle of a session by its id. Raises UnknownSessionError."""
         self._check_process()
@@ -324,6 +329,7 @@ class ById:
 
         Blocks. Raises UnknownSessionError, ProviderCapabilityError, SessionStateError for an id that is taken, and more of `Session.fork`.
         """
+        self._check()
         _check_id(new_thread_id)
         with self._reserved(new_thread_id):
             forked = self.session(thread_id).fork(new_thread_id, renewal=None)
@@ -353,6 +359,7 @@ def _check_id(thread_id: object) -> None:
         raise TypeError(f"thread_id must be a str, got {type(thread_id).__name__}")
     if not thread_id.strip():
         raise ValueError("thread_id must not be empty")
+    check_session_id(thread_id)
 
 
 def _conversation_of(cursor: object) -> str | None:
@@ -366,10 +373,12 @@ def _conversation_of(cursor: object) -> str | None:
 
 def _transport(provider: str | Transport, options: ProviderOptions) -> Transport:
     """Return the provider's transport. Raises ProviderCapabilityError for a provider or an option that there is not."""
+    _check_mapping("provider_options", options)
     for name, given in options.items():
         if name not in OPTIONS:
             raise ProviderCapabilityError("provider_options: no such provider", provider=name, hint=f"known ones: {', '.join(OPTIONS)}")
-        unknown = sorted(set(given) - OPTIONS[name])
+        _check_mapping(f"provider_options[{name!r}]", given)
+        unknown = sorted(set(given) - OPTIONS[name], key=str)
         if unknown:
             hint = f"known options: {', '.join(sorted(OPTIONS[name]))}"
             raise ProviderCapabilityError(f"provider_options: no option {unknown[0]!r}", provider=name, hint=hint)
@@ -386,6 +395,11 @@ def _transport(provider: str | Transport, options: ProviderOptions) -> Transport
         env = {**(os.environ if env is None else env), HOMES[provider]: os.fspath(home)}
     more = {"partial_messages": bool(given["partial_messages"])} if "partial_messages" in given else {}
     return factory(binary=given.get("binary_path"), env=env, **more)
+
+
+def _check_mapping(name: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping, got {type(value).__name__}")
 
 
 def _request(text: object, attachments: tuple[Attachment, ...], model: str | None, interaction_mode: InteractionMode | str) -> TurnRequest:

@@ -268,6 +268,11 @@ def _check_one_source(names: str, *given: object) -> None:
         raise ValueError(f"give either {names}")
 
 
+def _check_optional_str(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} must be a str, got {type(value).__name__}")
+
+
 @attrs.frozen(kw_only=True)
 class ImageAttachment:
     """An image for the model: a file (`path`, read once, when the turn is prepared) or its bytes. PNG, JPEG, GIF or WebP.
@@ -282,6 +287,7 @@ class ImageAttachment:
 
     def __attrs_post_init__(self) -> None:
         _check_one_source("path or data", self.path, self.data)
+        _check_optional_str("media_type", self.media_type)
 
 
 @attrs.frozen(kw_only=True)
@@ -297,8 +303,8 @@ class TextAttachment:
 
     def __attrs_post_init__(self) -> None:
         _check_one_source("path or text", self.path, self.text)
-        if self.text is not None and not isinstance(self.text, str):
-            raise TypeError(f"text must be a str, got {type(self.text).__name__}")
+        _check_optional_str("text", self.text)
+        _check_optional_str("name", self.name)
         if self.path is None and not self.name:
             raise ValueError("a text needs a name")
 

@@ -316,12 +316,17 @@ class Greenroom(ById):
         if self._keeper is not None:
             self._keeper.put(SessionClosed(session_id=session_id, removed=True))
 
-    def _find_session(self, session_id: str) -> FoundSession | None:
-        """Look the session up in the journal. Raises SessionStateError when it lives."""
+    def _check_free(self, session_id: str) -> None:
+        """Raise SessionStateError when a session of that name lives, or was stopped."""
         with self._lock:
             session = self._sessions.get(session_id)
         if session is not None and not session._core.closed.settled:
             raise SessionStateError(f"session {session_id!r} is open already")
+        self._check_not_stopped(session_id)
+
+    def _find_session(self, session_id: str) -> FoundSession | None:
+        """Look the session up in the journal. Raises SessionStateError when it lives."""
+        self._check_free(session_id)
         found = self._consult("session", session_id)
         if found is None:
             return None
@@ -367,11 +372,12 @@ class Greenroom(ById):
         with self._lock:
             self._check()
             known = self._sessions.get(core.session_id)
+            self._check_not_stopped(core.session_id)  # looked at once more, where no stop can come between
             if known is not None and not known._core.closed.settled:
                 raise SessionStateError(f"session {core.session_id!r} is open already")
             if guarded:
                 self._engine.guard()
-            # Not those that are still being closed: until that is over, nobody else may have the name.
+            # Not those that are still ending: their names are taken, and whoever stops them again waits.
             for session_id in [session_id for session_id, known in self._sessions.items() if known._core.closed.settled]:
                 del self._sessions[session_id]
             # Who finds it by its name finds it begun.

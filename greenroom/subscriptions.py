@@ -13,6 +13,7 @@ import datetime as dt
 import functools
 import inspect
 import logging
+import os
 import queue
 import threading
 import time
@@ -26,7 +27,7 @@ from greenroom.actors.couriers import Couriers
 from greenroom.actors.hub import After, Buffer, Hub, Item, Missed, Missing, last_of, later_than
 from greenroom.actors.ticket import Batch
 from greenroom.clock import LONGEST_WAIT_S
-from greenroom.errors import GreenroomError
+from greenroom.errors import GreenroomError, SessionStateError
 from greenroom.events import EventsMissed, SessionEvent
 from greenroom.journal.records import EventHistory
 
@@ -167,6 +168,7 @@ class Subscription:
         self._buffer = buffer
         self._feed = feed
         self._closed = False
+        self._pid = os.getpid()
         self.failures = 0
         couriers.give(self._serve)
 
@@ -183,7 +185,7 @@ class Subscription:
     def close(self) -> None:
         """Get no more events; a call that is under way may still end. Also from within the callback; idempotent."""
         self._closed = True
-        self._hub.leave(self._buffer)
+        _leave(self._hub, self._buffer, self._pid)
 
     def __enter__(self) -> Self:
         return self
@@ -299,10 +301,17 @@ def _finish(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def _leave(hub: Hub, buffer: Buffer, pid: int) -> None:
+    """Let the buffer have nothing more. Not in a forked child: whoever held the hub's lock is not there."""
+    if pid == os.getpid():
+        hub.leave(buffer)
+
+
 class EventStream(AsyncIterator[SessionEvent]):
     """Events to read: by `get`, as an iterator, or as an asynchronous one. Ends when it is closed, or the room is. Any thread.
 
-    It is a context manager, and closes itself when it is forgotten.
+    It is a context manager, and closes itself when it is forgotten. In a forked child, which no event reaches, reading it raises
+    SessionStateError.
     """
 
     def __init__(self, hub: Hub, buffer: Buffer, feed: Feed) -> None:
@@ -310,7 +319,8 @@ class EventStream(AsyncIterator[SessionEvent]):
         self._feed = feed
         self._lock = threading.Lock()
         self._bell = _Bell()
-        self._finalizer = weakref.finalize(self, hub.leave, buffer)
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _leave, hub, buffer, self._pid)
         self._finalizer.atexit = False
 
     @property
@@ -336,6 +346,8 @@ class EventStream(AsyncIterator[SessionEvent]):
                     raise TimeoutError(f"no event within {timeout} s")
 
     def _next(self) -> SessionEvent | None:
+        if self._pid != os.getpid():
+            raise SessionStateError("these events are told in the parent process; none can be read after a fork")
         with self._lock:
             return None if self._buffer.left else self._feed.next()
 

@@ -8,32 +8,34 @@ from collections.abc import Hashable
 from greenroom.errors import SessionStateError
 
 Key = tuple[Hashable, ...]
+Owner = Hashable
+"""What is a session's alone: its `closed` cell. Its name is not, where there are several rooms."""
 
 
 class Claims:
-    """Conversation keys and their owners (session ids)."""
+    """Conversation keys, their owners, and these owners' names."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owners: dict[Key, str] = {}
+        self._owners: dict[Key, tuple[Owner, str]] = {}
 
-    def take(self, key: Key, owner: str) -> None:
+    def take(self, key: Key, owner: Owner, name: str) -> None:
         """Claim `key` for `owner`; again is harmless. Raises SessionStateError when another session holds it."""
         with self._lock:
-            holder = self._owners.setdefault(key, owner)
+            holder, called = self._owners.setdefault(key, (owner, name))
         if holder != owner:
-            raise SessionStateError(f"conversation {key[-1]!r} is held by session {holder!r}; one conversation has one session")
+            raise SessionStateError(f"conversation {key[-1]!r} is held by session {called!r}; one conversation has one session")
 
-    def drop(self, owner: str) -> None:
+    def drop(self, owner: Owner) -> None:
         """Give up every claim of `owner`."""
         with self._lock:
-            for key in [key for key, holder in self._owners.items() if holder == owner]:
+            for key in [key for key, (holder, _) in self._owners.items() if holder == owner]:
                 del self._owners[key]
 
-    def give_back(self, key: Key, owner: str) -> None:
+    def give_back(self, key: Key, owner: Owner) -> None:
         """Give up one claim, if it is `owner`'s."""
         with self._lock:
-            if self._owners.get(key) == owner:
+            if key in self._owners and self._owners[key][0] == owner:
                 del self._owners[key]
 
     def clear(self) -> None:

@@ -42,8 +42,16 @@ class Couriers:
             if self._waiting:
                 self._changed.notify()
             elif self._threads < MAX_THREADS:
-                self._threads += 1
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._start()
+
+    def _start(self) -> None:
+        """Add a thread. Where none is to be had, the job waits for those that there are, or for the next job to come."""
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            logger.error("no thread could be started for the subscribers: %s", error)  # noqa: TRY400 - where does not matter
+        else:
+            self._threads += 1
 
     def _work(self) -> None:
         while (job := self._next()) is not None:

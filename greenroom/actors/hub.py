@@ -86,9 +86,12 @@ class Ring:
         return isinstance(self.batches[-1].events[-1], SessionEnded)
 
 
-@attrs.frozen
+@attrs.define
 class Missed:
-    """The mark in place of events that a listener does not get; numbers are of `batch`'s session, whose stamp it bears."""
+    """The mark in place of events that a listener does not get; numbers are of `batch`'s session, whose stamp it bears.
+
+    It grows while it waits, and changes no more once it has been taken.
+    """
 
     batch: Batch
     told: EventsMissed
@@ -103,6 +106,7 @@ class Buffer:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # an abandoned stream may be collected in the middle of a publish
         self._items: collections.deque[Item] = collections.deque()
+        self._marks: dict[str, Missed] = {}
         self._events = 0
         self._wakers: list[Callable[[], None]] = []
         self._ended = False
@@ -117,8 +121,7 @@ class Buffer:
             if self._events + len(batch.events) > BUFFER_EVENTS:
                 self._squeeze(batch)
             else:
-                self._items.append(batch)
-                self._events += len(batch.events)
+                self._add(batch)
             wakers, self._wakers = self._wakers, []
         for waker in wakers:
             waker()
@@ -137,17 +140,22 @@ class Buffer:
                 self.dropped += 1
                 self._miss(one)
             else:
-                self._items.append(one)
-                self._events += 1
+                self._add(one)
+
+    def _add(self, batch: Batch) -> None:
+        self._items.append(batch)
+        self._events += len(batch.events)
+        self._marks.pop(batch.session_id, None)
 
     def _miss(self, one: Batch) -> None:
-        last = self._items[-1] if self._items else None
-        number = one.first_sequence
-        if isinstance(last, Missed) and last.batch.session_id == one.session_id:
-            told = EventsMissed(last.told.count + 1, last.told.first_sequence, number)
-            self._items[-1] = Missed(one, told)
-        else:
-            self._items.append(Missed(one, EventsMissed(1, number, number)))
+        """Mark that it is not there: where the session's last mark stands, unless something of that session follows it."""
+        number, stamp = one.first_sequence, attrs.evolve(one, events=())
+        mark = self._marks.get(one.session_id)
+        if mark is not None:
+            mark.batch, mark.told = stamp, EventsMissed(mark.told.count + 1, mark.told.first_sequence, number)
+            return
+        mark = self._marks[one.session_id] = Missed(stamp, EventsMissed(1, number, number))
+        self._items.append(mark)
 
     def take(self) -> Item | None:
         """Return the next item, or None when there is none now."""
@@ -155,7 +163,10 @@ class Buffer:
             if not self._items:
                 return None
             item = self._items.popleft()
-            self._events -= len(item.events) if isinstance(item, Batch) else 0
+            if isinstance(item, Batch):
+                self._events -= len(item.events)
+            elif self._marks.get(item.batch.session_id) is item:
+                del self._marks[item.batch.session_id]
             return item
 
     @property

@@ -549,7 +549,7 @@ class RetireSession(Message):
     def refuse(self) -> None:
         """The supervisor is gone, and with it everything it had to prove."""
         try:
-            CLAIMS.drop(self.session_id)
+            CLAIMS.drop(self.closed)
         finally:
             self.closed.settle(None)
 

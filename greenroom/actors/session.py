@@ -140,6 +140,10 @@ class SessionCore:
         profile = self.transport.profile
         return (profile.name, str(getattr(self.transport, "state_home", "")), conversation_id)
 
+    def claim(self, conversation_id: str) -> None:
+        """Claim a conversation until the session has ended. Raises SessionStateError when another session holds it."""
+        CLAIMS.take(self.claim_key(conversation_id), self.closed, self.session_id)
+
 
 class SessionActor(LoopActor):
     """A thin shell around `step`."""
@@ -294,7 +298,10 @@ class SessionActor(LoopActor):
             case m.RollBack():
                 self._advance(self._rollbacks.asked(message, now_s))
             case m.RollbackEnded():
-                self._advance(self._rollbacks.ended(message, now_s))
+                ended = self._rollbacks.ended(message, now_s)
+                if message.checkpoint is not None:  # told first: it may have been the last thing that the session's end waits for
+                    self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+                self._advance(ended)
                 self._rolled_back(message)
             case m.ReleaseConversation():
                 self._advance(e.Release(now_s=now_s))
@@ -530,9 +537,7 @@ class SessionActor(LoopActor):
         self._advance(e.Adopt(now_s=self._now_s(), request_id=message.request_id, checkpoint=message.checkpoint))
 
     def _rolled_back(self, message: m.RollbackEnded) -> None:
-        """Tell it, and let the asker go once it is stored."""
-        if message.checkpoint is not None:
-            self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+        """Let the asker go once it is stored."""
         self._gate.hold(lambda _error: self._rollbacks.let_go(message))
         self._watch_gate()
 
@@ -615,7 +620,7 @@ class SessionActor(LoopActor):
         conversation_id = command.resume_id or command.proposed_id
         if conversation_id is not None:
             try:
-                CLAIMS.take(self._core.claim_key(conversation_id), self._core.session_id)
+                self._core.claim(conversation_id)
             except SessionStateError as error:
                 self._advance(e.Failed(now_s=self._now_s(), turn_id=None, incarnation=command.incarnation, error=error))
                 return
@@ -667,7 +672,7 @@ class SessionActor(LoopActor):
 
     def _named(self, message: m.ConversationNamed) -> None:
         try:
-            CLAIMS.take(self._core.claim_key(message.conversation_id), self._core.session_id)
+            self._core.claim(message.conversation_id)
         except SessionStateError as error:
             # The provider itself joined a conversation that another session holds: nothing is lost, but it must be seen.
             self._degrade(str(error))

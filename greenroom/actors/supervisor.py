@@ -397,7 +397,7 @@ class SupervisorActor(LoopActor):
             return
         del self._sessions[session_id]
         self._crashes.pop(session_id, None)
-        CLAIMS.drop(session_id)
+        CLAIMS.drop(session.closed)
         session.closed.settle(None)
 
     def _close_room(self, message: m.CloseRoom) -> None:
@@ -452,10 +452,10 @@ class SupervisorActor(LoopActor):
         for start in self._queue:
             start.message.refuse()
         self._kill_all()
-        for session_id, session in self._sessions.items():
+        for session in self._sessions.values():
             tell(session.ref, m.CloseSession())
             if session.closed is not None:
-                CLAIMS.drop(session_id)
+                CLAIMS.drop(session.closed)
                 session.closed.settle(None)
         if self._closing is not None:
             self._closing.reply_to.settle(tuple(sorted(self._closing.killed)))

@@ -441,8 +441,9 @@ class Life:
         self.journal.close()
         self.dispatcher.stop()
         self.world.workers.clear()
+        for session in self.room._sessions.values():
+            CLAIMS.drop(session._core.closed)
         for caller in self.world.callers.values():
-            CLAIMS.drop(caller.name)
             for one in caller.transport.opened:
                 one.closed = True
 

@@ -391,6 +391,22 @@ def test_two_rooms_share_a_loop_and_the_claims(tmp_path):
     assert engine._engine is None
 
 
+def test_sessions_of_one_name_in_two_rooms_do_not_share_a_conversation(tmp_path):
+    transport = FakeTransport()
+    with Greenroom() as one, Greenroom() as two:
+        first = one.agent(transport, **OPTIONS).session(tmp_path, session_id="name", resume_id="conv-shared")
+        with pytest.raises(SessionStateError, match="held by session 'name'"):
+            two.agent(transport, **OPTIONS).session(tmp_path, session_id="name", resume_id="conv-shared")
+        two.agent(transport, **OPTIONS).session(tmp_path, session_id="name").close()
+        with pytest.raises(SessionStateError, match="held by session 'name'"):
+            two.agent(transport, **OPTIONS).session(tmp_path, resume_id="conv-shared")
+        with pytest.raises(SessionStateError, match="is open already"):
+            one.agent(transport, **OPTIONS).session(tmp_path, session_id="name", resume_id="conv-other")
+        with pytest.raises(SessionStateError, match="held by session 'name'"):
+            two.agent(transport, **OPTIONS).session(tmp_path, resume_id="conv-shared")
+        assert first.run(prepare(first)).result.session_id == "conv-shared"
+
+
 # --- asyncio ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -533,6 +549,7 @@ def test_a_fork_in_the_middle_is_refused_by_name_in_the_child_and_harmless_to_th
     body = f"""
         import signal, warnings
         s = session()
+        stream, listener = s._room.events(after=0), s._room.subscribe(lambda event: None)
         s.run(s.prepare_turn(TurnRequest(prompt='SAY a')))
         ticket = s.prepare_turn(TurnRequest(prompt='SLOW 20 0.05\\nSAY b'))
         if {when!r} == "running":
@@ -546,7 +563,8 @@ def test_a_fork_in_the_middle_is_refused_by_name_in_the_child_and_harmless_to_th
             faulthandler.dump_traceback_later(10, exit=True)
             code = 0
             calls = [lambda: s.prepare_turn(TurnRequest(prompt='x')), lambda: s.run(ticket), lambda: s.steer('x'), s.release,
-                     lambda: s.adopt('x'), lambda: ticket.wait(), lambda: ticket.wait(1)]
+                     lambda: s.adopt('x'), lambda: ticket.wait(), lambda: ticket.wait(1), stream.get,
+                     lambda: next(iter(stream))]
             for number, call in enumerate(calls):
                 try:
                     call()
@@ -556,6 +574,9 @@ def test_a_fork_in_the_middle_is_refused_by_name_in_the_child_and_harmless_to_th
                     print("call", number, repr(error), file=sys.stderr)
                 code = 10 + number
                 break
+            s._room._audience.hub._lock = None  # whoever held it is not there
+            stream.close()
+            listener.close()
             s.interrupt()
             s.close()
             if code == 0:

@@ -94,3 +94,27 @@ def test_the_title_says_what_is_waited_for():
     assert title_of(Approval(tool="Bash")) == "approval: Bash"
     assert title_of(Inquiry(questions=(Question(id="1", text="Which?"), Question(id="2", text="Who?")))) == "question: Which?, Who?"
     assert title_of(Inquiry(message="Where to?", source="travel")) == "question: Where to?"
+
+
+@pytest.mark.parametrize("deadline_s", [float("inf"), 1e12, 1e300])
+def test_a_deadline_beyond_all_dates_is_never(deadline_s):
+    assert pending_of(Approval(tool="Bash"), deadline_s=AskPolicy(deadline_s=deadline_s).deadline_s, **ABOUT).expires_at is None
+
+
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(object(), TypeError), (b"A", TypeError), ({"A"}, TypeError), (float("nan"), ValueError), (ENDLESS, ValueError)]
+)
+def test_a_reply_that_cannot_be_sent_is_refused(value, error):
+    with pytest.raises(error, match=r"the reply to 'Which\?' must be made of what JSON has"):
+        check_answer(QUESTION, Reply({"Which?": value}))
+
+
+def test_answers_of_another_type_are_refused():
+    with pytest.raises(TypeError, match="message"):
+        Decline(5)
+    with pytest.raises(TypeError, match="answers"):
+        Reply(["A"])

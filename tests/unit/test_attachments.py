@@ -244,3 +244,12 @@ def test_the_journal_has_a_request_whole_and_its_inputs_small(tmp_path):
     assert STANDARD.decode(STANDARD.encode(request)) == request
     assert attachments.without_content(request) == TurnRequest("look")
     assert json.loads(STANDARD.encode(request))["attachments"]["of"][0]["data"]["$"] == "bytes"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: TextAttachment(text="x", name=5), lambda: TextAttachment(text=5, name="x"), lambda: ImageAttachment(data=b"x", media_type=5)],
+)
+def test_a_field_that_is_no_text_is_refused(make):
+    with pytest.raises(TypeError, match="must be a str, got int"):
+        make()

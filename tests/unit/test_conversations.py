@@ -16,6 +16,7 @@ from greenroom import (
     Lifecycle,
     NativePermissions,
     ProviderCapabilityError,
+    SessionEnded,
     SessionStateError,
     Thread,
     TurnRequest,
@@ -214,6 +215,17 @@ def test_close_waits_for_a_rollback_that_has_begun(room, tmp_path):
     assert prompts(held.session) == ["one"]
 
 
+def test_a_session_that_is_closed_meanwhile_tells_its_end_last(room, tmp_path):
+    held = Held(room, tmp_path)
+    stream = room.events(held.session.id)
+    closer = threading.Thread(target=held.session.close)
+    closer.start()
+    held.end()
+    closer.join(BOUND_S)
+    room.close()
+    assert [type(event.event) for event in stream][-2:] == [Lifecycle, SessionEnded]
+
+
 def test_a_room_that_is_closed_meanwhile_closes(tmp_path):
     with Greenroom() as room:
         held = Held(room, tmp_path)
@@ -252,6 +264,14 @@ def test_a_fork_has_the_past_and_goes_on_by_itself(room, session, transport):
     assert named.id == "by-name"
     assert prompts(named) == ["one", "two", "parent"]
     assert not transport.specs[-1].previous_usage
+
+
+def test_a_fork_under_a_name_that_is_taken_makes_nothing(session, transport):
+    say(session, "one")
+    before = dict(transport.threads)
+    with pytest.raises(SessionStateError, match="is open already"):
+        session.fork(session.id)
+    assert transport.threads == before
 
 
 def test_a_provider_that_cannot(room, tmp_path):

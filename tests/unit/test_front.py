@@ -10,12 +10,15 @@ import attrs
 import pytest
 
 from greenroom import (
+    Agent,
+    ApprovalPolicy,
     AttachmentError,
     Greenroom,
     ImageAttachment,
     InteractionMode,
     LivenessReason,
     NativeMode,
+    NativePermissions,
     NoRunningTurnError,
     ProviderCapabilityError,
     RuntimeMode,
@@ -506,3 +509,67 @@ def test_a_turn_may_bring_images_and_have_a_model_and_a_mode_of_its_own(room, tm
     with pytest.raises(AttachmentError, match="is not an image"):
         room.send_turn("t", "look", attachments=[ImageAttachment(data=b"x")])
     assert room.directory.get("t").status is SessionStatus.READY
+
+
+# --- names, and what cannot be meant
+
+
+class SlowToClose(FakeTransport):
+    """Its conversations do not end before they are let go."""
+
+    def __init__(self):
+        super().__init__(profile=EVERY_MODE)
+        self.closing, self.let_go = threading.Event(), threading.Event()
+
+    def open(self, spec):
+        conversation = super().open(spec)
+        close = conversation.close
+
+        def slowly(**options):
+            self.closing.set()
+            self.let_go.wait(PATIENCE_S)
+            close(**options)
+
+        conversation.close = slowly
+        return conversation
+
+
+def test_the_name_of_a_session_that_is_ending_stays_taken_when_another_begins(room, tmp_path):
+    transport = SlowToClose()
+    start(room, tmp_path, transport=transport)
+    stops = [threading.Thread(target=room.stop_session, args=("t",)) for _ in range(2)]
+    try:
+        stops[0].start()
+        assert transport.closing.wait(PATIENCE_S)
+        start(room, tmp_path, "another")
+        with pytest.raises(SessionStateError, match="is open already"):
+            Agent(FakeTransport(), room=room, permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY).session(
+                tmp_path, session_id="t"
+            )
+        stops[1].start()
+        stops[1].join(0.2)
+        assert stops[1].is_alive()
+    finally:
+        transport.let_go.set()
+        for stop in stops:
+            stop.join(PATIENCE_S)
+    assert room.directory.get("t") is None
+
+
+def test_a_name_that_no_process_could_be_marked_with_is_refused(room, tmp_path):
+    with pytest.raises(ValueError, match="must be Unicode text"):
+        start(room, tmp_path, "\ud800")
+    start(room, tmp_path, "a\nb\0" + "x" * 10_000)
+
+
+@pytest.mark.parametrize("options", [[1], "claude", {"claude": None}, {"claude": []}])
+def test_provider_options_that_are_no_mapping_are_refused(room, tmp_path, options):
+    with pytest.raises(TypeError, match="must be a mapping"):
+        room.start_session("t", "claude", runtime_mode="full-access", cwd=tmp_path, provider_options=options)
+
+
+def test_a_fork_in_a_closed_room_is_refused_by_name(tmp_path):
+    with Greenroom(state_dir=tmp_path / "state") as room:
+        start(room, tmp_path)
+    with pytest.raises(SessionStateError, match="the room is closed"):
+        room.fork_thread("t", "other")

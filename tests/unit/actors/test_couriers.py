@@ -78,3 +78,17 @@ def test_what_was_given_before_the_end_is_done():
     assert seen == list(range(50))
     couriers.give(lambda: seen.append("late"))
     assert "late" not in seen
+
+
+def test_where_no_thread_is_to_be_had_the_job_waits_for_the_next(monkeypatch):
+    couriers, seen = Couriers(), []
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        couriers.give(lambda: seen.append("first") or False)
+    couriers.give(lambda: seen.append("second") or False)
+    assert couriers.close(PATIENCE_S)
+    assert seen == ["first", "second"]

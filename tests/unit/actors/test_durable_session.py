@@ -147,7 +147,7 @@ class Rig:
             actor.actor_ref.stop(block=False)
         self.idle()
         self.dispatcher.stop()
-        CLAIMS.drop("s-1")
+        CLAIMS.drop(self.core.closed)
 
 
 @pytest.fixture

@@ -149,6 +149,31 @@ def test_marks_of_two_sessions_stay_apart(monkeypatch):
     assert (second.batch.session_id, second.told) == ("b", EventsMissed(1, 1, 1))
 
 
+def test_what_sessions_lose_by_turns_takes_one_mark_each_and_none_of_their_text(monkeypatch):
+    monkeypatch.setattr(hubs, "BUFFER_EVENTS", 1)
+    buffer, items = Buffer(), []
+    buffer.put(batch(1, session="full"))
+    for first in range(1, 1001):
+        buffer.put(batch(first, session="a"))
+        buffer.put(batch(first, session="b"))
+    buffer.put(batch(1001, TurnCompleted("", "completed"), session="a"))
+    buffer.put(batch(1002, session="a"))
+    while (item := buffer.take()) is not None:
+        items.append((item.batch.session_id, item.told, item.batch.events) if isinstance(item, Missed) else item)
+    lost = EventsMissed(1000, 1, 1000)
+    assert items[1:3] == [("a", lost, ()), ("b", lost, ())]
+    assert items[4:] == [("a", EventsMissed(1, 1002, 1002), ())]
+
+
+def test_a_mark_that_was_taken_changes_no_more(monkeypatch):
+    monkeypatch.setattr(hubs, "BUFFER_EVENTS", 0)
+    buffer = Buffer()
+    buffer.put(batch(1))
+    first = buffer.take()
+    buffer.put(batch(2))
+    assert (first.told, buffer.take().told) == (EventsMissed(1, 1, 1), EventsMissed(1, 2, 2))
+
+
 def test_a_waker_is_called_once_and_at_once_if_there_is_something():
     hub, calls = Hub(), []
     buffer, _ = joined(hub)

@@ -158,7 +158,7 @@ class Rig:
             actor.stop(block=False)
         self.idle()
         self.dispatcher.stop()
-        CLAIMS.drop("s-1")
+        CLAIMS.drop(self.core.closed)
 
 
 @pytest.fixture
