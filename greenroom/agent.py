@@ -23,9 +23,9 @@ from greenroom.actors import messages as m
 from greenroom.actors.asks import answer_ask
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.core import NO_FLAGS, SessionCore
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.asks import Answer, AskPolicy, Pending
 from greenroom.attachments import load

@@ -26,11 +26,12 @@ from greenroom.actors.asks import AskBook, answer_ask
 from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.core import Past, SessionCore
 from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
 from greenroom.actors.ledger import NOT_RUN, Ledger
 from greenroom.actors.orphans import end_orphans
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import Past, SessionActor, SessionCore
+from greenroom.actors.session import SessionActor
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
