@@ -360,7 +360,7 @@ class Session:
 
     @property
     def state(self) -> str:
-        """Where it stands: idle, prepared, opening, running, waiting or closed."""
+        """Where it stands: idle, prepared, opening, running, waiting, rewinding or closed."""
         return self._core.view.phase.value
 
     @property
