@@ -25,7 +25,7 @@ from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
 from greenroom.history import Account, Thread
-from greenroom.model import ApprovalPolicy, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
+from greenroom.model import ApprovalPolicy, Attachment, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
 from greenroom.streams import waker
 from greenroom.transports.base import Transport
 from greenroom.transports.catalog import PROVIDERS
@@ -230,13 +230,14 @@ class ById:
         self,
         thread_id: str,
         input: str,  # noqa: A002 - the name that front ends know
-        attachments: Iterable[Any] = (),
+        attachments: Iterable[Attachment] = (),
         model: str | None = None,
-        interaction_mode: Any = "default",
+        interaction_mode: InteractionMode | str = "default",
     ) -> SentTurn:
         """Send a prompt and begin the turn; it is named when this returns, and runs whether or not anybody waits for it.
 
-        Raises UnknownSessionError, SessionStateError while a turn runs, ValueError for an empty input, and what `prepare_turn` raises.
+        `attachments`, `model` and `interaction_mode` ("default" or "plan") are of this turn alone. Raises UnknownSessionError,
+        SessionStateError while a turn runs, ValueError for an empty input, and what `prepare_turn` raises.
         """
         session = self.session(thread_id)
         request = _request(input, tuple(attachments), model, interaction_mode)
@@ -356,7 +357,7 @@ def _transport(provider: str | Transport, options: ProviderOptions) -> Transport
     return factory(binary=given.get("binary_path"), env=env, **more)
 
 
-def _request(text: object, attachments: tuple[Any, ...], model: str | None, interaction_mode: Any) -> TurnRequest:
+def _request(text: object, attachments: tuple[Attachment, ...], model: str | None, interaction_mode: InteractionMode | str) -> TurnRequest:
     if not isinstance(text, str):
         raise TypeError(f"input must be a str, got {type(text).__name__}")
     if not text.strip() and not attachments:
