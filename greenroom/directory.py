@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from greenroom.actors.session import SessionCore
+from greenroom.actors.core import SessionCore
 from greenroom.errors import SessionStateError, UnknownSessionError
 from greenroom.journal import RecoveredSession
 from greenroom.liveness import Liveness

@@ -1,6 +1,6 @@
 """The front door by id: calls that name a session and a turn, for a front end that holds no handles. Another face of the same actors.
 
-`ById` is a part of `Greenroom`. Thread-safe; every call has an asynchronous twin with an `a` before its name.
+`ById` is a part of `Greenroom`. Thread-safe; every call that may wait has an asynchronous twin with an `a` before its name.
 """
 
 from __future__ import annotations
