@@ -23,9 +23,9 @@ from greenroom.actors import messages as m
 from greenroom.actors.asks import answer_ask
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.core import NO_FLAGS, SessionCore
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import NO_FLAGS, SessionCore
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.asks import Answer, AskPolicy, Pending
 from greenroom.attachments import load
@@ -162,6 +162,10 @@ class Agent:
         config_scope: str = "ALL",
     ) -> Session:
         """Begin a session in the directory `cwd`; no process is started yet. `idle_release_after` is in seconds.
+
+        `mcp_servers` and `reasoning_effort` are those of turns that name none. `resume_id` is the conversation to go on in, at which
+        `previous_usage` was the bill; `checkpoints` and `checkpoint_key` keep both over restarts of the program. `skill_scope`, `mcp_scope`
+        and `config_scope` other than "ALL" are refused by the providers of this version.
 
         `session_id` names it; in a room with a `state_dir` a session of that name that is on record goes on: in its conversation, with
         its turns. Without a name it gets a random one. `renewal` says when a conversation is retired (None: never); by default the
@@ -359,7 +363,7 @@ class Session:
 
     @property
     def state(self) -> str:
-        """Where it stands: idle, prepared, opening, running, waiting or closed."""
+        """Where it stands: idle, prepared, opening, running, waiting, rewinding or closed."""
         return self._core.view.phase.value
 
     @property
@@ -567,7 +571,10 @@ class Session:
             sink.consumed(len(batch.events))
 
     async def arun(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None) -> Turn:
-        """Run the ticket from asyncio; `on_event` is called in the running loop. Cancelling only detaches: the turn goes on."""
+        """Run the ticket from asyncio; `on_event` is called in the running loop. Cancelling only detaches: the turn goes on.
+
+        Raises as `run`.
+        """
         stream = TurnStream(self, ticket, silent=on_event is None)
         try:
             if on_event is not None:
@@ -690,7 +697,10 @@ class Session:
         return self._alike(**{**options, "resume_id": made.conversation_id, "previous_usage": made.usage, "session_id": session_id})
 
     def release(self) -> None:
-        """Give up the live process of an idle session; the conversation is kept and reopened by the next turn."""
+        """Give up the live process of an idle session; the conversation is kept and reopened by the next turn. Does nothing in a turn.
+
+        Returns once that is decided, not when the process has ended. Raises SessionStateError when it is closed.
+        """
         self._check()
         reply: Cell[None] = Cell()
         tell(self._ref, m.ReleaseConversation(reply_to=reply))

@@ -23,7 +23,7 @@ from greenroom.transports.base import ForkTransport, HistoryTransport, RollbackT
 from greenroom.transports.catalog import transport_for
 
 if TYPE_CHECKING:
-    from greenroom.actors.session import SessionCore
+    from greenroom.actors.core import SessionCore
     from greenroom.clock import Clock
 
 

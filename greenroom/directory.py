@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from greenroom.actors.session import SessionCore
+from greenroom.actors.core import SessionCore
 from greenroom.errors import SessionStateError, UnknownSessionError
 from greenroom.journal import RecoveredSession
 from greenroom.liveness import Liveness
@@ -97,6 +97,10 @@ def _utc(at_s: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(at_s, tz=dt.UTC)
 
 
+def _has_left(entry: SessionRecord | SessionCore) -> bool:
+    return isinstance(entry, SessionCore) and entry.view.stopped and (entry.removed or entry.ledger is None)
+
+
 class SessionDirectory:
     """Records by thread id, in the order in which they came.
 
@@ -155,20 +159,18 @@ class SessionDirectory:
     def attach(self, core: SessionCore) -> None:
         """Have the record of a session that begins; for the room."""
         with self._lock:
-            for thread_id in list(self._entries):
-                self._read(thread_id)
+            for thread_id in [thread_id for thread_id, entry in self._entries.items() if _has_left(entry)]:
+                del self._entries[thread_id]
             self._entries.pop(core.session_id, None)
             self._entries[core.session_id] = core
 
     def _read(self, thread_id: str) -> SessionRecord | None:
         """Return the record. A session that has ended leaves, unless it is on record and may go on."""
         entry = self._entries.get(thread_id)
-        if not isinstance(entry, SessionCore):
-            return entry
-        if entry.view.stopped and (entry.removed or entry.ledger is None):
-            del self._entries[thread_id]
+        if entry is None or _has_left(entry):
+            self._entries.pop(thread_id, None)
             return None
-        return record_of(entry)
+        return record_of(entry) if isinstance(entry, SessionCore) else entry
 
     def _found(self, thread_id: str) -> SessionRecord | SessionCore:
         if self._read(thread_id) is None:

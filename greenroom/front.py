@@ -1,6 +1,6 @@
 """The front door by id: calls that name a session and a turn, for a front end that holds no handles. Another face of the same actors.
 
-`ById` is a part of `Greenroom`. Thread-safe; every call has an asynchronous twin with an `a` before its name.
+`ById` is a part of `Greenroom`. Thread-safe; every call that may wait has an asynchronous twin with an `a` before its name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
 from greenroom.history import Account, Thread
-from greenroom.model import ApprovalPolicy, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
+from greenroom.model import ApprovalPolicy, Attachment, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
 from greenroom.streams import waker
 from greenroom.transports.base import Transport
 from greenroom.transports.catalog import PROVIDERS
@@ -100,6 +100,7 @@ class ById:
     def _open_front(self) -> None:
         self._front_lock = threading.Lock()
         self._stopped: set[str] = set()
+        self._starting: set[str] = set()
 
     # --- sessions
 
@@ -165,26 +166,53 @@ class ById:
         self._check()
         _check_id(thread_id)
         mode, resume_id = RuntimeMode(runtime_mode), _conversation_of(resume_cursor)
-        self._check_startable(thread_id)
+        with self._reserved(thread_id):
+            session = self._new_session(
+                thread_id, provider, mode, resume_id, cwd=cwd, model=model, asks=asks, options=provider_options or {}
+            )
+        return session, session._connect()
+
+    def _new_session(
+        self,
+        thread_id: str,
+        provider: str | Transport | None,
+        mode: RuntimeMode,
+        resume_id: str | None,
+        *,
+        cwd: Path | str | None,
+        model: str | None,
+        asks: AskPolicy,
+        options: ProviderOptions,
+    ) -> Session:
         known = self.directory.get(thread_id)
         agent = Agent(
-            _transport(provider or (known.provider if known is not None else DEFAULT_PROVIDER), provider_options or {}),
+            _transport(provider or (known.provider if known is not None else DEFAULT_PROVIDER), options),
             permissions=PERMISSIONS[mode][0],
             approvals=PERMISSIONS[mode][1],
             asks=asks,
             model=model or (known.model if known is not None else None),
             room=self._as_room(),
         )
-        session = agent.session(
-            cwd or (known.cwd if known is not None else None) or Path.cwd(), session_id=thread_id, resume_id=resume_id, renewal=None
-        )
-        return session, session._connect()
+        where = cwd or (known.cwd if known is not None else None) or Path.cwd()
+        return agent.session(where, session_id=thread_id, resume_id=resume_id, renewal=None)
 
-    def _check_startable(self, thread_id: str) -> None:
-        self._check_not_stopped(thread_id)
-        found = self._consult("session", thread_id)
-        if found is not None and found.removed:
-            raise _was_stopped(thread_id)
+    @contextlib.contextmanager
+    def _reserved(self, thread_id: str) -> Iterator[None]:
+        """Have the id to oneself while a session is begun under it: nobody starts it meanwhile, and so nobody stops it."""
+        with self._front_lock:
+            if thread_id in self._stopped:
+                raise _was_stopped(thread_id)
+            if thread_id in self._starting or self._living(thread_id) is not None:
+                raise SessionStateError(f"session {thread_id!r} is open already")
+            self._starting.add(thread_id)
+        try:
+            found = self._consult("session", thread_id)
+            if found is not None and found.removed:
+                raise _was_stopped(thread_id)
+            yield
+        finally:
+            with self._front_lock:
+                self._starting.discard(thread_id)
 
     def _check_not_stopped(self, thread_id: str) -> None:
         """Raise SessionStateError for an id that was stopped. Takes no lock: one that is there stays."""
@@ -234,13 +262,14 @@ class ById:
         self,
         thread_id: str,
         input: str,  # noqa: A002 - the name that front ends know
-        attachments: Iterable[Any] = (),
+        attachments: Iterable[Attachment] = (),
         model: str | None = None,
-        interaction_mode: Any = "default",
+        interaction_mode: InteractionMode | str = "default",
     ) -> SentTurn:
         """Send a prompt and begin the turn; it is named when this returns, and runs whether or not anybody waits for it.
 
-        Raises UnknownSessionError, SessionStateError while a turn runs, ValueError for an empty input, and what `prepare_turn` raises.
+        `attachments`, `model` and `interaction_mode` ("default" or "plan") are of this turn alone. Raises UnknownSessionError,
+        SessionStateError while a turn runs, ValueError for an empty input, and what `prepare_turn` raises.
         """
         session = self.session(thread_id)
         request = _request(input, tuple(attachments), model, interaction_mode)
@@ -302,8 +331,8 @@ class ById:
         """
         self._check()
         _check_id(new_thread_id)
-        self._check_startable(new_thread_id)
-        forked = self.session(thread_id).fork(new_thread_id, renewal=None)
+        with self._reserved(new_thread_id):
+            forked = self.session(thread_id).fork(new_thread_id, renewal=None)
         forked._connect().wait(None, forked._clock)
         return record_of(forked._core)
 
@@ -373,7 +402,7 @@ def _check_mapping(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a mapping, got {type(value).__name__}")
 
 
-def _request(text: object, attachments: tuple[Any, ...], model: str | None, interaction_mode: Any) -> TurnRequest:
+def _request(text: object, attachments: tuple[Attachment, ...], model: str | None, interaction_mode: InteractionMode | str) -> TurnRequest:
     if not isinstance(text, str):
         raise TypeError(f"input must be a str, got {type(text).__name__}")
     if not text.strip() and not attachments:

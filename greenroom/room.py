@@ -26,11 +26,12 @@ from greenroom.actors.asks import AskBook, answer_ask
 from greenroom.actors.births import Births, ended
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.core import Past, SessionCore
 from greenroom.actors.dispatcher import ClockedDispatcher, Dispatcher
 from greenroom.actors.ledger import NOT_RUN, Ledger
 from greenroom.actors.orphans import end_orphans
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import Past, SessionActor, SessionCore
+from greenroom.actors.session import SessionActor
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.agent import Agent, Session
@@ -170,7 +171,7 @@ class Greenroom(ById):
         return self._audience.subscribe(subscriber, session_id, after)
 
     def events(self, session_id: str | None = None, after: int | Mapping[str, int] | None = None) -> EventStream:
-        """The same as a stream: read it with `get`, `for` or `async for`. It ends with the room."""
+        """The same as a stream: read it with `get`, `for` or `async for`. It ends with the room. Raises as `subscribe`."""
         self._check()
         return self._audience.events(session_id, after)
 
@@ -241,7 +242,7 @@ class Greenroom(ById):
         """Return a context in which the first of `signals` closes the room as `close` does, and a second one by force.
 
         Main thread only. A turn that runs ends with its outcome, the next one is refused; leaving the block after a signal waits for the
-        close and raises SystemExit(128 + number). See `ClosingOnSignals`.
+        close and raises SystemExit(128 + number). See `ClosingOnSignals`. Raises ValueError for a grace that is longer than the deadline.
         """
         if not 0 <= grace_s <= deadline_s:
             raise ValueError(f"grace_s must be from 0 to deadline_s ({deadline_s:g} s), which includes it, got {grace_s:g}")

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 from greenroom.actors import messages as m
+from greenroom.actors.core import SessionCore
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import SessionCore
 from greenroom.actors.ticket import Batch, Sink
 from greenroom.events import SessionEvent
 from greenroom.model import Turn

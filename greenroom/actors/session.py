@@ -3,14 +3,13 @@
 `_advance` is the only place that assigns the state. What users read of a session (`SessionCore.view`) is published before any command
 is performed, so that a caller whose turn ended finds the session as the turn left it. With a journal, intent comes before action: what a
 step means is told to the journal first, and what must not be seen before it is durable (a ticket, a prompt on its way, an outcome)
-waits at the gate. Runs on the loop thread.
+waits for it (`Recorder`). Callers are answered by `Tickets`, events go out through `Voice`. Runs on the loop thread.
 """
 
 from __future__ import annotations
 
 import collections
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, assert_never
 
@@ -18,32 +17,29 @@ import attrs
 import pykka
 
 from greenroom.actors import messages as m
-from greenroom.actors.announce import CRASHED, SPEAKING, Announcement, of_command, of_step
-from greenroom.actors.asks import AskBook, AskDesk, Hands
+from greenroom.actors.announce import CRASHED, SPEAKING, of_command, of_step
+from greenroom.actors.asks import AskDesk, Hands
 from greenroom.actors.cell import Cell
-from greenroom.actors.claims import CLAIMS, Key
+from greenroom.actors.core import NO_FLAGS, SessionCore
 from greenroom.actors.dispatcher import Dispatcher, TimerFired
-from greenroom.actors.displaced import Displaced
-from greenroom.actors.gate import Gate
 from greenroom.actors.heirs import Heritage, Left
-from greenroom.actors.ledger import Ledger, awaited
 from greenroom.actors.loglines import log_command
+from greenroom.actors.record import Recorder, Stores
 from greenroom.actors.rewind import Rollbacks
 from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.actors.stall_watch import StallWatch
 from greenroom.actors.store import unavailable
-from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
-from greenroom.asks import AskPolicy
-from greenroom.attachments import without_content
+from greenroom.actors.ticket import TicketCore
+from greenroom.actors.tickets import PolicyPort, Tickets
+from greenroom.actors.voice import Voice
 from greenroom.clock import TimerHandle
-from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError, StoreFailedError
-from greenroom.events import AgentEvent, Lifecycle, Stalled, ToolCall, TransportDied, TransportRestarted, TurnInterrupted
+from greenroom.errors import NoRunningTurnError, SessionCrashedError, SessionStateError
+from greenroom.events import Lifecycle, Stalled, TransportDied, TransportRestarted
 from greenroom.journal import records as r
-from greenroom.liveness import Liveness, Pulse
-from greenroom.model import Checkpoint, ConversationSpec, ProviderUsage, SessionStatus, StoreFault
+from greenroom.model import SessionStatus
 from greenroom.policy import commands as c
 from greenroom.policy import events as e
-from greenroom.policy.session import Phase, SessionView, Settings, State, initial, public_snapshot, step
+from greenroom.policy.session import Phase, State, public_snapshot, step
 from greenroom.policy.wire_ids import receipt
 from greenroom.transports.base import Attempt, Flags, LaunchSpec
 from greenroom.transports.guard import host_id
@@ -51,98 +47,7 @@ from greenroom.transports.marks import make_mark
 
 logger = logging.getLogger("greenroom.session")
 
-STORE_PATIENCE_S = 5.0
-CALLS_KEPT = 64
-LISTENER_LOOK_S = 1.0
-NO_FLAGS = Flags(key=None)
-
 Ref = pykka.ActorRef[Any]
-
-
-@attrs.frozen(kw_only=True)
-class Past:
-    """What a journalled session was when its host died: its state, and the settings with which it first began."""
-
-    state: State
-    settings: Settings
-
-
-@attrs.define(kw_only=True, eq=False)
-class SessionCore:
-    """What a session's handle and its actor share. The actor alone writes `view`, `pulse`, `spent` and `degraded`.
-
-    Reading is safe on any thread.
-    """
-
-    session_id: str
-    transport: Any
-    spec: ConversationSpec
-    settings: Settings
-    checkpoint: Checkpoint | None
-    store: Any = None
-    store_key: str | None = None
-    handlers: tuple[Any, ...] = ()
-    asks: AskPolicy = attrs.field(factory=AskPolicy)
-    book: AskBook = attrs.field(factory=AskBook)
-    ledger: Ledger | None = None
-    past: Past | None = None
-    room_id: str = ""
-    log: logging.Logger = logger
-    ref: Any = None
-    close_asked: bool = False
-    start: Callable[[], Ref] | None = None
-    publish: Callable[[Batch], None] | None = None
-    created_at_s: float = 0.0
-    changed_at_s: float = 0.0
-    removed: bool = False
-    connecting: Cell[None] | None = None
-    heritage: Heritage | None = None
-    view: SessionView = attrs.field(init=False)
-    resumes: str | None = attrs.field(init=False)
-    spent: ProviderUsage | None = None
-    booked: ProviderUsage | None = None
-    degraded: str | None = None
-    pulse: Pulse = attrs.field(factory=lambda: Pulse(heard_s=0.0))
-    monotonic: Callable[[], float] = time.monotonic
-    rewinding: set[str] = attrs.field(factory=set)
-    closed: Cell[None] = attrs.field(factory=Cell)
-
-    def __attrs_post_init__(self) -> None:
-        # As the actor's own first step will have it: what the session resumes is known before the loop gets there.
-        state, _ = step(self.origin, self.beginning(0.0))
-        self.view = public_snapshot(state)
-        self.resumes = state.resumable_id
-
-    @property
-    def origin(self) -> State:
-        """The state in which the session begins: nothing has happened, or all that did before the host died."""
-        return self.past.state if self.past is not None else initial(self.settings)
-
-    @property
-    def liveness(self) -> Liveness:
-        """Why the session is quiet, and for how long, as of now."""
-        return self.pulse.read(self.monotonic(), self.settings.stall)
-
-    def give_up(self, left: Left) -> None:
-        """Nobody goes on with the session after a crash: answer everybody."""
-        self.pulse.ends()
-        self.view = attrs.evolve(self.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
-        left.give_up()
-
-    def beginning(self, now_s: float) -> e.SessionInput:
-        """Return the first input."""
-        if self.past is not None:
-            return e.Reopened(now_s=now_s, settings=self.settings)
-        return e.Start(now_s=now_s, checkpoint=self.checkpoint)
-
-    def claim_key(self, conversation_id: str) -> Key:
-        """The key under which a conversation of this session's provider is claimed."""
-        profile = self.transport.profile
-        return (profile.name, str(getattr(self.transport, "state_home", "")), conversation_id)
-
-    def claim(self, conversation_id: str) -> None:
-        """Claim a conversation until the session has ended. Raises SessionStateError when another session holds it."""
-        CLAIMS.take(self.claim_key(conversation_id), self.closed, self.session_id)
 
 
 class SessionActor(LoopActor):
@@ -162,19 +67,10 @@ class SessionActor(LoopActor):
     ) -> None:
         super().__init__(dispatcher)
         self._core = core
-        self._journal = journal
-        self._ledger = core.ledger if journal is not None else None
         self._supervisor = supervisor
-        self._store = store
-        self._observer = observer
         self._state: State = core.origin
-        self._over = False
         self._inputs: collections.deque[e.SessionInput] = collections.deque()
         self._advancing = False
-        self._tickets: dict[str, TicketCore] = {}
-        self._unsettled: dict[str, TicketCore] = {}
-        self._requests: dict[str, m.PrepareTurn] = {}
-        self._prepares: dict[str, m.PrepareTurn] = {}
         self._adoptions: dict[str, Cell[bool]] = {}
         self._rollbacks = Rollbacks()
         self._connects: list[Cell[None]] = []
@@ -182,25 +78,37 @@ class SessionActor(LoopActor):
         self._started: set[int] = set()
         self._ending: dict[int, c.CloseConversation] = {}
         self._receipt: str | None = None
-        self._calls: collections.deque[ToolCall] = collections.deque(maxlen=CALLS_KEPT)
         self._slot_waits: dict[int, float] = {}
         self._held_deadline: tuple[str, int] | None = None
         self._deadline_timer: TimerHandle | None = None
         self._waits: dict[int, TimerHandle] = {}
-        self._sequence = core.ledger.events if core.ledger is not None else 0
-        self._interrupt_told: str | None = None
-        self._gate = Gate()
-        self._gate_timer: TimerHandle | None = None
-        self._recorded = 0
         self._stall_watch = StallWatch(dispatcher, self.actor_ref, core.pulse, lambda: self._conversation)
-        self._draining = False
-        self._displaced = Displaced()
+        stores = Stores(checkpoints=store, journal=journal)
+        self._recorder = Recorder(core=core, dispatcher=dispatcher, ref=self.actor_ref, stores=stores, degrade=self._degrade)
+        self._ledger = self._recorder.ledger
+        self._tickets = Tickets(
+            session_id=core.session_id,
+            dispatcher=dispatcher,
+            supervisor=supervisor,
+            recorder=self._recorder,
+            policy=PolicyPort(state=lambda: self._state, advance=self._advance),
+        )
+        self._voice = Voice(
+            core=core,
+            dispatcher=dispatcher,
+            ref=self.actor_ref,
+            recorder=self._recorder,
+            tickets=self._tickets,
+            observer=observer,
+            state=lambda: self._state,
+            hold_reading=lambda: self._hold_reading(hold=True),
+        )
         hands = Hands(
-            emit=self._emit,
+            emit=self._voice.emit,
             tell_conversation=self._tell_now,
             advance=self._advance,
             interrupt=self._interrupted,
-            record=self._record,
+            record=self._recorder.record,
         )
         self._asks = AskDesk(core=core, dispatcher=dispatcher, ref=self.actor_ref, hands=hands)
 
@@ -211,15 +119,15 @@ class SessionActor(LoopActor):
         if heritage is not None:
             self._inherit(heritage)
             return
-        self._record_opening()
+        self._recorder.opening()
         self._advance(self._core.beginning(self._now_s()))
 
     def _inherit(self, heritage: Heritage) -> None:
         """Go on where an actor that crashed was: with its tickets, and without its process."""
         left, self._state = heritage.left, heritage.state
         heritage.settle()
-        self._tickets, self._requests, self._sequence = left.tickets, left.requests, left.sequence
-        self._calls.extend(left.calls)
+        self._tickets.open, self._tickets.requests, self._voice.sequence = left.tickets, left.requests, left.sequence
+        self._voice.hears(left.calls)
         ticket = self._state.ticket
         self._receipt = receipt(ticket.nonce, ticket.attempt) if ticket is not None and ticket.attempt > 0 else None
         self._core.view = public_snapshot(self._state)
@@ -237,7 +145,7 @@ class SessionActor(LoopActor):
             self._advance(over)
         if self._core.close_asked:
             self._advance(e.Close(now_s=now_s))
-        if self._state.stopped and not self.actor_stopped.is_set() and not self._gate.shut:
+        if self._state.stopped and not self.actor_stopped.is_set() and not self._recorder.busy:
             self._stop_session()
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912, PLR0915 - one line a case
@@ -245,14 +153,14 @@ class SessionActor(LoopActor):
         now_s = self._now_s()
         match message:
             case m.PrepareTurn():
-                self._prepare(message)
+                self._tickets.prepare(message)
             case m.Run():
                 try:
                     self._run(message)
                 finally:
                     message.seen()
             case m.TurnEvent():
-                self._emit(message.incarnation, message.turn_id, message.events)
+                self._voice.emit(message.incarnation, message.turn_id, message.events)
             case m.CreditReturned() | m.Detach():
                 self._hold_reading(hold=False)
             case m.Steer():
@@ -262,13 +170,13 @@ class SessionActor(LoopActor):
             case m.AskMessage():
                 self._asks.handle(message)
             case m.CancelTurn():
-                self._forget(message.turn_id)
+                self._tickets.forget(message.turn_id)
                 self._advance(e.Cancelled(now_s=now_s, turn_id=message.turn_id))
             case m.Listened():
                 self._listened(message)
             case m.StartWaits():
                 self._core.pulse.needs_slot(now_s, needs=True)
-                self._emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
+                self._voice.emit(message.incarnation, None, (Lifecycle("waiting", "start slot"),))
             case m.Admitted():
                 self._admitted(message)
             case m.ConversationOpened():
@@ -285,12 +193,11 @@ class SessionActor(LoopActor):
                 self._asks.end("withdrawn", turn_id=message.turn_id)
                 self._advance(e.Swallowed(now_s=now_s, turn_id=message.turn_id, incarnation=message.incarnation))
             case m.Spent():
-                self._core.booked = _sum(self._core.booked, message.usage)
-                self._record_spend()
+                self._recorder.booked(message.usage)
             case m.Down():
                 self._down(message)
             case m.Stored():
-                self._stored(message)
+                self._recorder.stored(message)
             case TimerFired():
                 self._timer(message.token)
             case m.AdoptConversation():
@@ -300,7 +207,7 @@ class SessionActor(LoopActor):
             case m.RollbackEnded():
                 ended = self._rollbacks.ended(message, now_s)
                 if message.checkpoint is not None:  # told first: it may have been the last thing that the session's end waits for
-                    self._emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
+                    self._voice.emit(0, None, (Lifecycle("rolled back", f"by {message.num_turns} turns"),))
                 self._advance(ended)
                 self._rolled_back(message)
             case m.ReleaseConversation():
@@ -315,8 +222,7 @@ class SessionActor(LoopActor):
                 self._asks.end("closed")
                 self._advance(e.Close(now_s=now_s))
             case m.DrainSession():
-                self._draining = True
-                self._close_if_drained()
+                self._tickets.drain()
             case ActorDown():
                 pass  # a conversation's end is told by its Down
             case _:
@@ -339,14 +245,14 @@ class SessionActor(LoopActor):
             self._publish_view()
             self._core.pulse.stepped(self._state, event.now_s)
             if self._ledger is not None:
-                self._record(*self._ledger.snapshot(before))
-                self._record(*self._ledger.step(event, before, self._state, commands, self._prepares))
-            self._announce(of_step(event, before, self._state))
+                self._recorder.record(*self._ledger.snapshot(before))
+                self._recorder.record(*self._ledger.step(event, before, self._state, commands, self._tickets.prepares))
+            self._voice.announce(of_step(event, before, self._state))
             for command in commands:
                 log_command(self._core.log, self._core.session_id, command)
                 if isinstance(command, SPEAKING):
-                    self._tell_interrupt(command)
-                    self._announce(of_command(command, event, before, self._core.transport.profile))
+                    self._voice.interrupted(command)
+                    self._voice.announce(of_command(command, event, before, self._core.transport.profile))
                 self._perform(command)
         self._advancing = False
         if self._connects and self._state.status is not SessionStatus.CONNECTING:
@@ -365,9 +271,9 @@ class SessionActor(LoopActor):
     def _perform(self, command: c.Command) -> None:  # noqa: C901, PLR0912 - one line a case
         match command:
             case c.Grant():
-                self._grant(command)
+                self._tickets.grant(command)
             case c.Refuse():
-                self._refuse(command)
+                self._tickets.refuse(command)
             case c.AdoptVerdict():
                 self._adoptions.pop(command.request_id).settle(command.accepted)
             case c.BeginRollback() | c.RefuseRollback():
@@ -387,23 +293,21 @@ class SessionActor(LoopActor):
             case c.CloseConversation():
                 self._end_conversation(command)
             case c.SaveCheckpoint():
-                self._write(command.checkpoint)
+                self._recorder.checkpoint(command.checkpoint)
             case c.ClearCheckpoint():
-                self._write(None)
+                self._recorder.checkpoint(None)
             case c.ReportDeath():
-                self._emit(command.incarnation, command.turn_id, (TransportDied(command.cause),))
+                self._voice.emit(command.incarnation, command.turn_id, (TransportDied(command.cause),))
             case c.ReportRestart():
-                self._emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
+                self._voice.emit(command.incarnation, command.turn_id, (TransportRestarted(command.incarnation),))
             case c.ReportStall():
-                self._emit(command.incarnation, command.turn_id, (Stalled(command.reason, command.quiet_s, command.action.value),))
+                self._voice.emit(command.incarnation, command.turn_id, (Stalled(command.reason, command.quiet_s, command.action.value),))
             case c.Finish():
-                self._core.spent = _sum(self._core.spent, command.turn.result.usage)
-                self._record_spend()
-                self._settle(command.turn.turn_id, lambda ticket: ticket.finish(command.turn))
+                self._recorder.spent(command.turn.result.usage)
+                self._tickets.settle(command.turn.turn_id, lambda ticket: ticket.finish(command.turn))
             case c.Fail():
-                self._core.spent = _sum(self._core.spent, getattr(command.error, "usage", None))
-                self._record_spend()
-                self._settle(command.turn_id, lambda ticket: ticket.fail(command.error))
+                self._recorder.spent(getattr(command.error, "usage", None))
+                self._tickets.settle(command.turn_id, lambda ticket: ticket.fail(command.error))
             case c.Stop():
                 self._stop_session()
             case c.Ignored():
@@ -411,113 +315,17 @@ class SessionActor(LoopActor):
             case _:
                 assert_never(command)
 
-    # --- tickets
-
-    def _prepare(self, message: m.PrepareTurn) -> None:
-        self._tell_prepare(message)
-        if self._prepares.pop(message.turn_id, None) is not None:
-            message.reply_to.fail(SessionStateError(f"turn {message.turn_id!r} is prepared already"))
-
-    def _tell_prepare(self, message: m.PrepareTurn) -> None:
-        self._prepares[message.turn_id] = message
-        self._advance(
-            e.Prepare(
-                now_s=self._now_s(),
-                turn_id=message.turn_id,
-                nonce=message.nonce,
-                request=without_content(message.request),
-                expect_conversation=message.expect_conversation,
-                pin=message.pin,
-                sent_attempt=message.sent.attempt if message.sent is not None else 0,
-                sent_how=message.sent.how if message.sent is not None else c.How.PROMPT,
-            )
-        )
-
-    def _grant(self, command: c.Grant) -> None:
-        if command.superseded is not None:
-            self._supersede(command.superseded, command.turn_id)
-        message = self._prepares.pop(command.turn_id)
-        self._tickets[command.turn_id] = message.ticket
-        self._requests[command.turn_id] = message
-        if self._ledger is None or message.reply_to.settled:  # settled: it is put back, and was on record before
-            message.reply_to.settle(command.expected_conversation)
-        else:
-            self._gate.hold(lambda error: self._granted(message, command.expected_conversation, error), needs=self._recorded)
-            self._watch_gate()
-
-    def _granted(self, message: m.PrepareTurn, expected_conversation: str | None, error: BaseException | None) -> None:
-        """The ticket is on record, so that there is one; or it could not be recorded, and there is none."""
-        if error is None:
-            message.reply_to.settle(expected_conversation)
-            self._displaced.confirm()
-            return
-        self._forget(message.turn_id)
-        message.reply_to.fail(unavailable("no turn was prepared", error))
-        if not self._over:
-            self._advance(e.Cancelled(now_s=self._now_s(), turn_id=message.turn_id))
-        self._put_back()
-
-    def _supersede(self, turn_id: str, by_turn_id: str) -> None:
-        message = self._requests.get(turn_id)
-        self._forget(turn_id)
-        self._displaced.supersede(message, by_turn_id, durable=self._ledger is not None)
-
-    def _put_back(self) -> None:
-        """What was to take the place of a ticket could not be recorded: that one is the most recent again, unless another waits."""
-        if self._state.phase is Phase.PREPARED and not self._over:
-            return
-        message = None if self._over or self._state.phase is not Phase.IDLE else self._displaced.take_back()
-        if message is None:
-            self._displaced.confirm()
-            return
-        self._tell_prepare(message)
-        self._prepares.pop(message.turn_id, None)
-        if message.turn_id not in self._tickets:
-            message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} could not be prepared again"))
-
-    def _refuse(self, command: c.Refuse) -> None:
-        prepare = self._prepares.pop(command.turn_id, None)
-        if prepare is not None:
-            prepare.reply_to.fail(command.error)
-            return
-        ticket = self._tickets.get(command.turn_id)
-        self._forget(command.turn_id)
-        if ticket is not None:
-            ticket.fail(command.error)
+    # --- turns
 
     def _run(self, message: m.Run) -> None:
-        if message.turn_id not in self._tickets:
+        if message.turn_id not in self._tickets.open:
             message.ticket.fail(SessionStateError(f"turn {message.turn_id!r} is not the session's most recent ticket"))
             return
-        prepared = self._requests[message.turn_id]
-        self._calls.clear()
+        prepared = self._tickets.requests[message.turn_id]
+        self._voice.hears(prepared.sent.calls if prepared.sent is not None else ())
         if prepared.sent is not None:
             self._receipt = receipt(prepared.nonce, prepared.sent.attempt)
-            self._calls.extend(prepared.sent.calls)
         self._advance(e.RunBegan(now_s=self._now_s(), turn_id=message.turn_id, flags=prepared.flags))
-
-    def _settle(self, turn_id: str, ending: Callable[[TicketCore], None]) -> None:
-        """End the ticket, once what was written for it is confirmed: who has the outcome finds the checkpoint and the record."""
-        ticket = self._tickets.get(turn_id)
-        self._forget(turn_id)
-        tell(self._supervisor, m.TurnOver(session_id=self._core.session_id))
-        if ticket is None:
-            return
-        # A store that fails never costs a finished result: `_stored` has reported it, to this caller too.
-        self._unsettled[turn_id] = ticket
-        self._gate.hold(lambda _error: ending(self._unsettled.pop(turn_id, ticket)))
-        self._watch_gate()
-
-    def _forget(self, turn_id: str) -> None:
-        self._tickets.pop(turn_id, None)
-        self._requests.pop(turn_id, None)
-        self._close_if_drained()
-
-    def _close_if_drained(self) -> None:
-        """A turn that its caller has begun may end first, also when its Run has not arrived yet: we were told out of turn."""
-        if self._draining and not any(ticket.state is TicketState.BEGUN for ticket in self._tickets.values()):
-            self._draining = False
-            self._advance(e.Close(now_s=self._now_s()))
 
     def _interrupted(self, turn_id: str) -> None:
         self._hold_reading(hold=False)
@@ -538,83 +346,14 @@ class SessionActor(LoopActor):
 
     def _rolled_back(self, message: m.RollbackEnded) -> None:
         """Let the asker go once it is stored."""
-        self._gate.hold(lambda _error: self._rollbacks.let_go(message))
-        self._watch_gate()
+        self._recorder.once_written(lambda _error: self._rollbacks.let_go(message))
 
-    # --- events
-
-    def _emit(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...]) -> None:
-        """Stamp events and hand them to the turn's caller, to subscribers and to the observers."""
-        now_s = self._now_s()
-        self._core.pulse.heard(incarnation, events, now_s)
-        turn_id = turn_id or self._core.view.turn_id
-        for event in events:
-            if type(event) is ToolCall:
-                self._calls.append(event)
-            elif type(event) is TurnInterrupted:
-                self._interrupt_told = turn_id
-        self._hand_out(incarnation, turn_id, events, now_s)
-        if self._core.handlers:
-            tell(self._observer(), m.Observe(handlers=self._core.handlers, events=events))
-
-    def _announce(self, told: Announcement | None) -> None:
-        """Tell what the session has to say of itself; not to those who asked for bare events."""
-        if told is not None:
-            self._hand_out(told.incarnation, told.turn_id, told.events, self._now_s())
-
-    def _hand_out(self, incarnation: int, turn_id: str | None, events: tuple[AgentEvent, ...], now_s: float) -> None:
-        first, self._sequence = self._sequence + 1, self._sequence + len(events)
-        ticket = self._tickets.get(turn_id, self._unsettled.get(turn_id)) if turn_id is not None else None
-        sink = ticket.sink if ticket is not None else None
-        if sink is not None or self._ledger is not None or self._core.publish is not None:
-            clock = self.dispatcher.clock
-            batch = Batch(
-                session_id=self._core.session_id,
-                turn_id=turn_id,
-                incarnation=incarnation,
-                first_sequence=first,
-                at_monotonic_s=now_s,
-                at_wall_s=clock.wall(),
-                events=events,
-            )
-            if self._ledger is not None:
-                self._record(*self._ledger.told(self._state, batch))
-            if sink is not None and turn_id is not None:
-                self._hand_over(turn_id, sink, batch)
-            if self._core.publish is not None:
-                self._core.publish(batch)
-
-    def _hand_over(self, turn_id: str, sink: Sink, batch: Batch) -> None:
-        if sink.put(batch):
-            self.dispatcher.after_round(sink.flush)
-        if sink.wants_hold():
-            self._hold_reading(hold=True)
-            self._look_later(turn_id)
-
-    def _look_later(self, turn_id: str) -> None:
-        self.dispatcher.call_later(LISTENER_LOOK_S, self.actor_ref, TimerFired(token=("listener", turn_id)))
-
-    def _look_after_listener(self, turn_id: str) -> None:
-        """A caller whose event loop was closed will never catch up, and does not say so: its turn must not wait for it."""
-        ticket = self._tickets.get(turn_id)
-        if ticket is None or ticket.sink is None or not ticket.sink.held:
-            return
-        if ticket.sink.gone():
-            ticket.sink.detach()
-        else:
-            self._look_later(turn_id)
-
-    def _tell_interrupt(self, command: c.Command) -> None:
-        """Say that the turn was interrupted, if no process was there to say it."""
-        if isinstance(command, c.Finish) and command.turn.result.interrupted and self._interrupt_told != command.turn.turn_id:
-            self._emit(0, command.turn.turn_id, (TurnInterrupted(),))
+    # --- conversations
 
     def _hold_reading(self, *, hold: bool) -> None:
         self._core.pulse.holds(self._now_s(), hold=hold)
         if self._conversation is not None:
             tell(self._conversation[1], m.HoldReading(hold=hold))
-
-    # --- conversations
 
     def _open(self, command: c.Open) -> None:
         conversation_id = command.resume_id or command.proposed_id
@@ -635,7 +374,7 @@ class SessionActor(LoopActor):
             previous_usage=command.previous_usage,
             after_death=command.after_death,
             cut_receipt=self._receipt if command.after_death else None,
-            cut_calls=tuple(self._calls) if command.after_death else (),
+            cut_calls=tuple(self._voice.calls) if command.after_death else (),
         )
         self._started.add(command.incarnation)
         tell(
@@ -679,7 +418,7 @@ class SessionActor(LoopActor):
         self._advance(e.Named(now_s=self._now_s(), incarnation=message.incarnation, conversation_id=message.conversation_id))
 
     def _execute(self, command: c.Execute) -> None:
-        prepared = self._requests.get(command.turn_id)
+        prepared = self._tickets.requests.get(command.turn_id)
         if prepared is None:
             return
         attempt = Attempt(
@@ -697,8 +436,7 @@ class SessionActor(LoopActor):
             prepared.ticket.sent = True
             self._tell_conversation(command.incarnation, m.RunAttempt(attempt=attempt))
         else:
-            self._gate.hold(lambda error: self._send(command, prepared.ticket, attempt, error), needs=self._recorded)
-            self._watch_gate()
+            self._recorder.once_recorded(lambda error: self._send(command, prepared.ticket, attempt, error))
 
     def _send(self, command: c.Execute, ticket: TicketCore, attempt: Attempt, error: BaseException | None) -> None:
         """The attempt is on record as sent: let it go. Or it is not, and then nothing of it is."""
@@ -707,7 +445,7 @@ class SessionActor(LoopActor):
                 ticket.sent = True
                 self._tell_now(command.incarnation, m.RunAttempt(attempt=attempt))
             return
-        if self._over:
+        if self._tickets.over:
             return
         refused = unavailable(f"turn {command.turn_id!r} was not sent", error)
         failed = e.Failed(
@@ -722,10 +460,7 @@ class SessionActor(LoopActor):
 
     def _tell_conversation(self, incarnation: int, message: Message) -> None:
         """Tell the live conversation, behind an attempt that still waits for the journal: what is meant for it must not overtake it."""
-        if self._ledger is not None and self._gate.shut:
-            self._gate.hold(lambda _error: self._tell_now(incarnation, message))
-        else:
-            self._tell_now(incarnation, message)
+        self._recorder.behind(lambda: self._tell_now(incarnation, message))
 
     def _tell_now(self, incarnation: int, message: Message) -> None:
         """A message for a conversation that has just ended is moot: its Down is on the way."""
@@ -734,10 +469,7 @@ class SessionActor(LoopActor):
 
     def _in_turn(self, conversation: Ref, message: Message) -> None:
         """The same for a message that somebody waits for: a conversation that has ended answers it."""
-        if self._ledger is not None and self._gate.shut:
-            self._gate.hold(lambda _error: _tell(conversation, message))
-        else:
-            tell(conversation, message)
+        self._recorder.behind(lambda: _tell(conversation, message))
 
     def _end_conversation(self, command: c.CloseConversation) -> None:
         self._ending[command.incarnation] = command
@@ -801,7 +533,7 @@ class SessionActor(LoopActor):
 
     def _wait(self, command: c.Wait) -> None:
         self._core.pulse.waits(self._state, command, self._now_s())
-        self._emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
+        self._voice.emit(0, command.turn_id, (Lifecycle("waiting", f"{command.reason.value}: {round(command.delay_s, 2):g} s"),))
         timer = TimerFired(token=("wait", command.wait_id))
         self._waits[command.wait_id] = self.dispatcher.call_later(command.delay_s, self.actor_ref, timer, is_wait=True)
 
@@ -839,103 +571,27 @@ class SessionActor(LoopActor):
             case ("deadline", turn_id, attempt):
                 self._deadline_passed(turn_id, attempt)
             case ("listener", turn_id):
-                self._look_after_listener(turn_id)
+                self._voice.look_after_listener(turn_id)
             case ("ask", request_id):
                 self._asks.deadline_passed(request_id)
             case ("store", sequence):
-                self._lose_patience(sequence)
+                self._recorder.lose_patience(sequence)
             case _:
                 logger.warning("session %s: unexpected timer %r", self._core.session_id, token)
 
-    # --- the store
-
-    def _write(self, checkpoint: Checkpoint | None) -> None:
-        if self._core.store is None or self._core.store_key is None:
-            return
-        sequence = self._gate.begin("checkpoint store")
-        tell(
-            self._store(),
-            m.Store(
-                store=self._core.store,
-                key=self._core.store_key,
-                checkpoint=checkpoint,
-                sequence=sequence,
-                session=self.actor_ref,
-            ),
-        )
-
-    def _stored(self, message: m.Stored) -> None:
-        if message.error is not None and message.sequence in self._gate.open:
-            self._degrade(f"the {self._gate.open[message.sequence]} failed: {_text(message.error)}")
-        self._gate.settle(message.sequence, message.error)
-        self._watch_gate()
-
-    def _watch_gate(self) -> None:
-        """While something waits, wait with it for so long and no longer."""
-        if self._gate.shut and self._gate_timer is None:
-            token = ("store", self._gate.last)
-            self._gate_timer = self.dispatcher.call_later(STORE_PATIENCE_S, self.actor_ref, TimerFired(token=token))
-        elif not self._gate.shut and self._gate_timer is not None:
-            self._gate_timer.cancel()
-            self._gate_timer = None
-
-    def _lose_patience(self, sequence: int) -> None:
-        self._gate_timer = None
-        for number in self._gate.overdue(sequence):
-            late = f"has not answered within {STORE_PATIENCE_S:g} s"
-            self._degrade(f"the {self._gate.open[number]} {late}")
-            self._gate.settle(number, StoreFailedError(StoreFault.BUSY, late))
-        self._watch_gate()
-
-    # --- the journal
-
-    def _record(self, *records: r.Record) -> None:
-        """Tell the journal; what must not be seen before waits for write number `_recorded`."""
-        if self._journal is None or not records:
-            return
-        if awaited(records):
-            self._recorded = self._gate.begin("journal")
-            tell(self._journal(), m.Record(records=records, sequence=self._recorded, session=self.actor_ref))
-        else:
-            tell(self._journal(), m.Record(records=records))
-
-    def _record_opening(self) -> None:
-        core, profile = self._core, self._core.transport.profile
-        if self._ledger is None:
-            return
-        opened = r.SessionOpened(
-            session_id=core.session_id,
-            nonce=core.settings.session_nonce,
-            provider=profile.name,
-            state_home=str(getattr(core.transport, "state_home", "")),
-            spec=core.spec,
-            settings=core.past.settings if core.past is not None else core.settings,
-            at_s=core.created_at_s or self.dispatcher.clock.wall(),
-            checkpoint_key=core.store_key,
-        )
-        self._record(opened)
-
-    def _record_spend(self) -> None:
-        if self._ledger is not None and not (self._core.spent is self._core.booked is None):
-            self._record(r.Spent(session_id=self._core.session_id, usage=self._core.spent, booked=self._core.booked))
-
     def _degrade(self, detail: str) -> None:
-        """Report what failed beside the work: it never replaces a result."""
-        self._core.degraded = detail
-        logger.error("session %s: %s", self._core.session_id, detail)
-        self._emit(0, next(reversed(self._unsettled), None), (Lifecycle("degraded", detail),))
+        self._voice.degraded(detail)
 
     # --- the end
 
     def _stop_session(self) -> None:
         """The end of a session waits for the record of its last outcome; a checkpoint store is not waited for."""
         if self._ledger is None:
-            self._gate.drain()
+            self._recorder.drain()
             self._retire()
         else:
-            self._record(r.SessionClosed(session_id=self._core.session_id, removed=self._core.removed))
-            self._gate.hold(lambda _error: self._retire())
-            self._watch_gate()
+            self._recorder.record(r.SessionClosed(session_id=self._core.session_id, removed=self._core.removed))
+            self._recorder.once_written(lambda _error: self._retire())
 
     def _retire(self) -> None:
         tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
@@ -943,7 +599,7 @@ class SessionActor(LoopActor):
 
     def on_down(self, error: BaseException | None) -> None:
         """Settle whatever is open. In order nothing is; after a crash nobody may wait for ever."""
-        self._over = True
+        self._tickets.over = True
         self._answer_connects()
         crashed: BaseException = (
             SessionStateError("the session is closed") if error is None else SessionCrashedError(self._core.session_id, repr(error))
@@ -951,14 +607,12 @@ class SessionActor(LoopActor):
         heir = self._core.start is not None and isinstance(crashed, SessionCrashedError) and not self._state.stopped
         left = self._left(crashed) if isinstance(crashed, SessionCrashedError) else None
         if not heir:
-            self._settle_all(crashed)
+            self._tickets.fail_all(crashed, self._adoptions)
         self._rollbacks.fail(crashed)
         self._asks.give_up(heir=heir)
-        if self._unsettled:
+        if self._tickets.unsettled:
             self._core.degraded = "an outcome was given out before it was known to be on record: the session's actor ended"
-        self._gate.drain(crashed)
-        if self._gate_timer is not None:
-            self._gate_timer.cancel()
+        self._recorder.end(crashed)
         for timer in self._waits.values():
             timer.cancel()
         if self._deadline_timer is not None:
@@ -973,29 +627,21 @@ class SessionActor(LoopActor):
             else:
                 self._core.pulse.ends()
                 self._core.view = attrs.evolve(self._core.view, closed=True, stopped=True, status=SessionStatus.CLOSED)
-                self._announce(CRASHED)
+                self._voice.announce(CRASHED)
                 tell(self._supervisor, m.RetireSession(session_id=self._core.session_id, closed=self._core.closed))
             # Last, since it rests on state that the crash may have left half set; the supervisor knows the conversation as well.
             if self._conversation is not None:
                 tell(self._conversation[1], m.EndConversation(kill=True, reason="its session crashed"))
 
-    def _settle_all(self, crashed: BaseException) -> None:
-        for ticket in list(self._tickets.values()):
-            ticket.fail(crashed)
-        for prepare in self._prepares.values():
-            prepare.reply_to.fail(crashed)
-        for adoption in self._adoptions.values():
-            adoption.settle(value=False)
-
     def _left(self, crashed: SessionCrashedError) -> Left:
         return Left(
             error=crashed,
-            tickets=dict(self._tickets),
-            requests=dict(self._requests),
-            prepares=dict(self._prepares),
+            tickets=dict(self._tickets.open),
+            requests=dict(self._tickets.requests),
+            prepares=dict(self._tickets.prepares),
             adoptions=dict(self._adoptions),
-            calls=tuple(self._calls),
-            sequence=self._sequence,
+            calls=tuple(self._voice.calls),
+            sequence=self._voice.sequence,
         )
 
     def _log_crash(self, error: BaseException) -> None:
@@ -1005,17 +651,5 @@ class SessionActor(LoopActor):
         logger.error("session %s crashed in phase %s, %s: %r", self._core.session_id, state.phase.value, turn, error)
 
 
-def _text(error: BaseException) -> str:
-    """Return what a user's exception says; even that may raise."""
-    try:
-        return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001
-        return f"<{type(error).__name__} without a text>"
-
-
 def _tell(ref: Ref, message: Message) -> None:
     tell(ref, message)
-
-
-def _sum(total: ProviderUsage | None, more: ProviderUsage | None) -> ProviderUsage | None:
-    return total + more if total is not None and more is not None else (more if total is None else total)

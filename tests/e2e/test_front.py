@@ -13,6 +13,7 @@ from greenroom import (
     ApprovalResolved,
     EventStream,
     Greenroom,
+    ImageAttachment,
     ItemKind,
     RuntimeMode,
     SessionStatus,
@@ -20,9 +21,12 @@ from greenroom import (
     TurnCompleted,
 )
 from tests.e2e.codex_stage import CodexStage
+from tests.e2e.pictures import digest, png, shown
 from tests.e2e.stage import BOUND_S, LONG_TOOL, Stage, until
+from tests.e2e.test_modes import OTHER, models, requests
 
 CONNECTED = ["session/connecting", "session/threadOpenRequested", "session/ready"]
+PICTURE = png()
 GONE = {"claude": "11111111-2222-4333-8444-555555555555", "codex": "01901234-5678-7abc-8def-0123456789ab"}
 
 
@@ -94,6 +98,19 @@ def test_a_turn_is_interrupted_by_id(stage: Stage) -> None:
     assert record is not None
     assert (record.status, record.active_turn_id) == (SessionStatus.READY, None)
     assert stage.room.send_turn("mine", "SAY again").wait(BOUND_S).result.text == "again"
+
+
+def test_a_turn_by_id_has_an_image_a_model_and_a_mode_of_its_own(stage: Stage) -> None:
+    start(stage, "mine")
+    other = OTHER[provider_of(stage)]
+    asked = {"attachments": [ImageAttachment(data=PICTURE)], "model": other, "interaction_mode": "plan"}
+    assert stage.room.send_turn("mine", "SAY planned", **asked).wait(BOUND_S).result.text == "planned"
+    seen = len(models(stage))
+    assert stage.room.send_turn("mine", "BASH touch made\nSAY done").wait(BOUND_S).result.text == "done"
+    assert (stage.cwd / "made").exists()
+    assert set(models(stage)[:seen]) == {other}
+    assert other not in models(stage)[seen:]
+    assert digest(PICTURE) in shown(requests(stage)[0])
 
 
 def test_a_person_is_asked_and_answers_by_id(stage: Stage) -> None:

@@ -16,9 +16,9 @@ from greenroom import room as rooms
 from greenroom.actors import engine as engines
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
+from greenroom.actors.core import NO_FLAGS
 from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import NO_FLAGS
 from greenroom.actors.store import Keeper, unavailable
 from greenroom.actors.ticket import TicketCore
 from greenroom.agent import Agent, TurnTicket

@@ -23,9 +23,10 @@ import pykka
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.core import NO_FLAGS, SessionCore
 from greenroom.actors.dispatcher import ManualDispatcher
 from greenroom.actors.runtime import tell
-from greenroom.actors.session import NO_FLAGS, SessionActor, SessionCore
+from greenroom.actors.session import SessionActor
 from greenroom.actors.side import ObserverActor, StoreActor
 from greenroom.actors.supervisor import SupervisorActor
 from greenroom.actors.ticket import Sink, TicketCore, TicketState

@@ -26,8 +26,7 @@ from greenroom import (
     TurnRequest,
     WaitTimeoutError,
 )
-from greenroom.actors import engine, worker
-from greenroom.actors import session as actor
+from greenroom.actors import engine, record, worker
 from greenroom.events import AssistantText, ToolCall
 from greenroom.testing import FakeCheckpointStore, FakeTransport, FakeTurn, RecordingEventHandler
 from tests.faults.bench import AT_ONCE, PATIENCE_S, outcome_of, until
@@ -210,7 +209,7 @@ def test_handlers_that_raise_or_are_slow_cost_no_turn_anything(fake):
 
 @pytest.mark.parametrize("how", ["handler", "store"])
 def test_what_never_returns_on_a_side_thread_holds_up_no_close(tmp_path, monkeypatch, how):
-    monkeypatch.setattr(actor, "STORE_PATIENCE_S", 0.3)
+    monkeypatch.setattr(record, "STORE_PATIENCE_S", 0.3)
     free = threading.Event()
 
     class Hanging(FakeCheckpointStore):

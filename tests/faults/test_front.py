@@ -57,6 +57,60 @@ def test_one_of_many_starts_of_an_id_wins(room, tmp_path, round_):
     assert room.send_turn("t", "x").wait(PATIENCE_S).result.text == "echo: x"
 
 
+def test_an_id_that_is_being_started_is_nobody_elses(room, tmp_path):
+    """A start that was slow once began a session anew that another one had started, and a third had stopped, meanwhile."""
+    looked, go_on = threading.Event(), threading.Event()
+
+    class Slow(FakeTransport):
+        @property
+        def profile(self):
+            looked.set()
+            go_on.wait(PATIENCE_S)
+            return super().profile
+
+    results = []
+    slow = threading.Thread(target=lambda: results.append(room.start_session("t", Slow(), cwd=tmp_path, **FULL)))
+    slow.start()
+    assert looked.wait(PATIENCE_S)
+    with pytest.raises(SessionStateError, match="is open already"):
+        room.start_session("t", FakeTransport(), cwd=tmp_path, **FULL)
+    with pytest.raises(UnknownSessionError):
+        room.stop_session("t")
+    go_on.set()
+    slow.join(PATIENCE_S)
+    assert [record.status for record in results] == [SessionStatus.READY]
+
+
+def test_a_name_is_free_once_all_of_its_session_has_ended(room, tmp_path):
+    """A session that is being closed was forgotten when another one began, and a second one of its name with it hung."""
+    closing, go_on = threading.Event(), threading.Event()
+
+    class Lingers(FakeTransport):
+        def open(self, spec):
+            conversation = super().open(spec)
+            end = conversation.close
+
+            def close():
+                closing.set()
+                go_on.wait(PATIENCE_S)
+                end()
+
+            conversation.close = close
+            return conversation
+
+    room.start_session("t", Lingers(), cwd=tmp_path, **FULL)
+    stopper = threading.Thread(target=room.session("t").close)
+    stopper.start()
+    assert closing.wait(PATIENCE_S)
+    room.start_session("other", FakeTransport(), cwd=tmp_path, **FULL)
+    with pytest.raises(SessionStateError, match="is open already"):
+        room.start_session("t", FakeTransport(), cwd=tmp_path, **FULL)
+    go_on.set()
+    stopper.join(PATIENCE_S)
+    assert not stopper.is_alive()
+    assert room.start_session("t", FakeTransport(), cwd=tmp_path, **FULL).status is SessionStatus.READY
+
+
 def test_one_of_many_turns_at_once_runs(room, tmp_path):
     turn = FakeTurn("done", waits=True)
     room.start_session("t", FakeTransport([turn]), cwd=tmp_path, **FULL)

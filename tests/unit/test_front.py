@@ -30,7 +30,7 @@ from greenroom import (
     UnknownSessionError,
     WorkingDirectoryError,
 )
-from greenroom.testing import FakeTransport, FakeTurn, fake_profile, resume_refused, turn_failed
+from greenroom.testing import FakeTransport, FakeTurn, RememberingTransport, fake_profile, resume_refused, turn_failed
 
 PATIENCE_S = 20
 EVERY_MODE = fake_profile(native_permission_modes=frozenset(NativeMode), supports_asks=True)
@@ -385,6 +385,48 @@ def test_what_the_provider_cannot_is_refused_by_name(room, tmp_path, call):
     with pytest.raises(ProviderCapabilityError):
         call(room)
     assert [one.thread_id for one in room.directory.list()] == ["t"]
+
+
+# --- the conversation
+
+FULL_ACCESS = frozenset({NativeMode.BYPASS})
+
+
+def remembering():
+    abilities = {"supports_history": True, "supports_rollback": True, "supports_fork": True}
+    return RememberingTransport(profile=fake_profile(native_permission_modes=FULL_ACCESS, **abilities))
+
+
+def said(thread):
+    return [turn.items[0].text for turn in thread.turns]
+
+
+def test_its_past_is_read_taken_back_and_forked(room, tmp_path):
+    transport = remembering()
+    start(room, tmp_path, transport=transport)
+    for prompt in ("one", "two"):
+        room.send_turn("t", prompt).wait(PATIENCE_S)
+    room.rollback_thread("t", 1)
+    assert said(room.read_thread("t")) == ["one"]
+    record = room.fork_thread("t", "other")
+    assert (record.thread_id, record.status) == ("other", SessionStatus.READY)
+    room.send_turn("other", "three").wait(PATIENCE_S)
+    assert (said(room.read_thread("t")), said(room.read_thread("other"))) == (["one"], ["one", "three"])
+    assert room.account(transport) == transport.account_in_use
+
+
+def test_its_past_in_an_event_loop(room, tmp_path):
+    transport = remembering()
+    start(room, tmp_path, transport=transport)
+    for prompt in ("one", "two"):
+        room.send_turn("t", prompt).wait(PATIENCE_S)
+
+    async def play():
+        await room.arollback_thread("t", 1)
+        record = await room.afork_thread("t", "other")
+        return record.thread_id, said(await room.aread_thread("other")), await room.aaccount(transport)
+
+    assert asyncio.run(play()) == ("other", ["one"], transport.account_in_use)
 
 
 # --- asynchronous

@@ -108,6 +108,13 @@ def test_every_error_that_a_caller_of_this_version_meets_is_named():
     assert {kind.name for kind in FailureKind} == set(re.findall(r"^\| `([A-Z_]+)`", text, re.MULTILINE))
 
 
+def test_every_page_and_every_example_is_in_the_index():
+    linked = set(re.findall(r"\]\(([^)]+)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    examples = {f"../examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.is_file()}
+    assert pages | examples <= linked
+
+
 def test_links_lead_somewhere():
     for path in ROOT.glob("*.md"), (ROOT / "docs").glob("*.md"):
         for page in path:

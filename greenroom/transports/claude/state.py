@@ -9,7 +9,7 @@ import attrs
 
 from greenroom.errors import GreenroomError
 from greenroom.model import ProviderUsage
-from greenroom.transports.base import Attempt
+from greenroom.transports.allowed_time import TimedAttempt
 from greenroom.transports.claude.frames import Frame
 
 
@@ -65,14 +65,12 @@ class Stop:
 
 
 @attrs.define(kw_only=True)
-class OpenAttempt:
+class OpenAttempt(TimedAttempt):
     """The attempt that is under way. `results` are the frames that ended a turn of it: more than one when a steer ran on its own.
 
     `cancelled`: an answer that was given cancels it; the interrupt that follows such an answer may come behind the CLI's end.
-    `waits_since_s`: since when it waits for a person; `waited_s`: how long it has, in all, before that.
     """
 
-    attempt: Attempt
     written: bool = False
     queued: bool = False
     started: bool = False
@@ -84,8 +82,6 @@ class OpenAttempt:
     probe_until_s: float | None = None
     settle_until_s: float | None = None
     steers_until_s: float | None = None
-    waits_since_s: float | None = None
-    waited_s: float = 0.0
     steers: dict[str, Steer] = attrs.field(factory=dict)
     results: list[Frame] = attrs.field(factory=list)
     usage: ProviderUsage | None = None
@@ -99,22 +95,6 @@ class OpenAttempt:
     # As they came: hundreds of frames may repeat them, and only the end of the attempt reads them.
     seen: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     last_call: dict[str, Any] | None = None
-
-    @property
-    def turn_id(self) -> str:
-        """The ticket's turn."""
-        return self.attempt.turn_id
-
-    @property
-    def receipt(self) -> str:
-        """The uuid of its message."""
-        return self.attempt.receipt
-
-    @property
-    def deadline_s(self) -> float | None:
-        """When its time is over; None: never, or not while it waits for a person."""
-        bound_s = self.attempt.deadline_s
-        return None if bound_s is None or self.waits_since_s is not None else bound_s + self.waited_s
 
     @property
     def is_running(self) -> bool:

@@ -418,8 +418,8 @@ class Turns:
             yield Write(lines.denial(request_id, "the turn is being stopped", interrupt=True))
             return
         yield self.asks.ask(request_id, request, None if running is None else running.receipt)
-        if running is not None and running.waits_since_s is None:
-            running.waits_since_s = now_s
+        if running is not None:
+            running.stand_still(now_s)
 
     def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
         """Answer what was asked; None when it is open no more."""
@@ -440,9 +440,8 @@ class Turns:
             self._wait_over(self.open, now_s)
 
     def _wait_over(self, turn: OpenAttempt, now_s: float) -> None:
-        if turn.waits_since_s is not None and not self.asks.waits(turn.receipt):
-            turn.waited_s += now_s - turn.waits_since_s
-            turn.waits_since_s = None
+        if not self.asks.waits(turn.receipt):
+            turn.go_on(now_s)
 
     def _denials(self, turn: OpenAttempt, frame: Frame, now_s: float) -> Iterator[Output]:
         for denial in frame.permission_denials or ():

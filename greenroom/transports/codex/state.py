@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from greenroom.errors import GreenroomError
-from greenroom.transports.base import Attempt
+from greenroom.transports.allowed_time import TimedAttempt
 from greenroom.transports.codex.lines import Frame, clean, obj, rows, text
 
 
@@ -42,15 +42,13 @@ class Stop:
 
 
 @attrs.define(kw_only=True)
-class OpenAttempt:
+class OpenAttempt(TimedAttempt):
     """The attempt that is under way. `wire_turn`: the server's id of its turn, from the answer or proved by our message in it.
 
     `early`: a turn that began before the answer came, and `early_end` its end.
     `cancelled`: an answer that was given cancels it; the interrupt that follows such an answer may come behind the server's end.
-    `waits_since_s`: since when it waits for a person; `waited_s`: how long it has, in all, before that.
     """
 
-    attempt: Attempt
     written: bool = False
     has_message: bool = False
     wire_turn: str | None = None
@@ -61,8 +59,6 @@ class OpenAttempt:
     stop: Stop | None = None
     cancelled: bool = False
     error: Frame | None = None
-    waits_since_s: float | None = None
-    waited_s: float = 0.0
     text: str = ""
     steers: dict[str, Steer] = attrs.field(factory=dict)
     tools: dict[str, str] = attrs.field(factory=dict)
@@ -70,22 +66,6 @@ class OpenAttempt:
     closed_tools: set[str] = attrs.field(factory=set)
     texts: set[str] = attrs.field(factory=set)
     denied: set[str] = attrs.field(factory=set)
-
-    @property
-    def turn_id(self) -> str:
-        """The ticket's turn."""
-        return self.attempt.turn_id
-
-    @property
-    def receipt(self) -> str:
-        """The client id of its message."""
-        return self.attempt.receipt
-
-    @property
-    def deadline_s(self) -> float | None:
-        """When its time is over; None: never, or not while it waits for a person."""
-        bound_s = self.attempt.deadline_s
-        return None if bound_s is None or self.waits_since_s is not None else bound_s + self.waited_s
 
     def owns(self, wire_turn: str) -> bool:
         """Whether the server's turn is this attempt's, as far as is known."""

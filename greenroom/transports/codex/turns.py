@@ -395,8 +395,8 @@ class Turns:
         """The server asks a person. While the attempt waits, its time stands still."""
         turn = self.open
         yield self.asks.ask(method, wire_id, asked, {} if turn is None else turn.calls)
-        if turn is not None and turn.waits_since_s is None:
-            turn.waits_since_s = now_s
+        if turn is not None:
+            turn.stand_still(now_s)
 
     def answer(self, request_id: str, answer: Answer, now_s: float) -> list[Output] | None:
         """Answer what was asked; None when it is open no more. The words of a refusal go before it, as a steer that nobody reports."""
@@ -419,10 +419,8 @@ class Turns:
         self._wait_over(now_s)
 
     def _wait_over(self, now_s: float) -> None:
-        turn = self.open
-        if turn is not None and turn.waits_since_s is not None and not self.asks:
-            turn.waited_s += now_s - turn.waits_since_s
-            turn.waits_since_s = None
+        if self.open is not None and not self.asks:
+            self.open.go_on(now_s)
 
     # --- usage and errors ----------------------------------------------------------------------------------------------
 

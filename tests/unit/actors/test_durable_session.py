@@ -7,10 +7,12 @@ import pytest
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.core import NO_FLAGS, SessionCore
 from greenroom.actors.dispatcher import ManualDispatcher
 from greenroom.actors.ledger import Ledger
+from greenroom.actors.record import STORE_PATIENCE_S
 from greenroom.actors.runtime import LoopActor, tell
-from greenroom.actors.session import NO_FLAGS, STORE_PATIENCE_S, SessionActor, SessionCore
+from greenroom.actors.session import SessionActor
 from greenroom.actors.ticket import TicketCore
 from greenroom.errors import (
     GreenroomError,

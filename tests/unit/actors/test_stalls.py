@@ -8,9 +8,10 @@ import pytest
 from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
+from greenroom.actors.core import NO_FLAGS, SessionCore
 from greenroom.actors.dispatcher import ManualDispatcher
 from greenroom.actors.runtime import LoopActor, tell
-from greenroom.actors.session import NO_FLAGS, SessionActor, SessionCore
+from greenroom.actors.session import SessionActor
 from greenroom.actors.ticket import HIGH_WATER, Sink, TicketCore
 from greenroom.errors import TransportDiedError, TurnFailedError
 from greenroom.events import AssistantText, Lifecycle, Notice, Stalled, ToolCall, ToolResult, TransportDied, TransportRestarted
