@@ -599,8 +599,13 @@ class SessionActor(LoopActor):
 
     def on_down(self, error: BaseException | None) -> None:
         """Settle whatever is open. In order nothing is; after a crash nobody may wait for ever."""
+        try:
+            self._go_down(error)
+        finally:
+            self._answer_connects()  # last: whoever is let go reads what became of the session
+
+    def _go_down(self, error: BaseException | None) -> None:
         self._tickets.over = True
-        self._answer_connects()
         crashed: BaseException = (
             SessionStateError("the session is closed") if error is None else SessionCrashedError(self._core.session_id, repr(error))
         )

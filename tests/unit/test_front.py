@@ -615,3 +615,9 @@ def test_a_fork_in_a_closed_room_is_refused_by_name(tmp_path):
         start(room, tmp_path)
     with pytest.raises(SessionStateError, match="the room is closed"):
         room.fork_thread("t", "other")
+
+
+def test_a_session_that_crashes_at_its_start_is_closed_when_the_record_is_given(room, tmp_path):
+    room.id = "\ud800"  # no process can be marked with it
+    record = start(room, tmp_path)
+    assert (record.status, room.directory.get("t")) == (SessionStatus.CLOSED, None)
