@@ -30,6 +30,10 @@ from greenroom import (
     UnknownSessionError,
     WorkingDirectoryError,
 )
+from greenroom.actors.cell import Cell
+from greenroom.actors.core import NO_FLAGS
+from greenroom.actors.messages import Connect
+from greenroom.actors.runtime import tell
 from greenroom.testing import FakeTransport, FakeTurn, RememberingTransport, fake_profile, resume_refused, turn_failed
 
 PATIENCE_S = 20
@@ -617,7 +621,11 @@ def test_a_fork_in_a_closed_room_is_refused_by_name(tmp_path):
         room.fork_thread("t", "other")
 
 
-def test_a_session_that_crashes_at_its_start_is_closed_when_the_record_is_given(room, tmp_path):
+def test_who_waits_for_a_start_that_crashes_finds_the_session_closed(room, tmp_path):
     room.id = "\ud800"  # no process can be marked with it
-    record = start(room, tmp_path)
-    assert (record.status, room.directory.get("t")) == (SessionStatus.CLOSED, None)
+    session = Agent(FakeTransport(), room=room, permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY).session(tmp_path)
+    connected, found = Cell(), []
+    connected.when_settled(lambda: found.append(room.directory.get(session.id)))
+    tell(session._ref, Connect(flags=NO_FLAGS, reply_to=connected))
+    session.close()
+    assert found == [None]
