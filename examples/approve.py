@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from offline import play, use_scripted_claude
+from offline import play, say, use_scripted_claude
 
 from greenroom import (
     Accept,
@@ -51,7 +51,7 @@ def main() -> None:
         if isinstance(event, ApprovalRequested | QuestionAsked):
             desk.put(event.pending)
         elif isinstance(event, ApprovalResolved):
-            print(f"  {event.verdict} by {event.by}")
+            say(f"  {event.verdict} by {event.by}")
 
     with Greenroom() as room:
 
@@ -59,8 +59,8 @@ def main() -> None:
             while (pending := desk.get()) is not None:
                 answer = decide(pending)
                 what = pending.tool if isinstance(pending, PendingApproval) else pending.questions[0].text
-                print(f"asked: {what} -> {answer}, in time: {room.answer(pending.request_id, answer)}")
-                print(f"  once more: {room.answer(pending.request_id, CancelTurn())}")
+                say(f"asked: {what} -> {answer}, in time: {room.answer(pending.request_id, answer)}")
+                say(f"  once more: {room.answer(pending.request_id, CancelTurn())}")
 
         thread = threading.Thread(target=person)
         thread.start()
@@ -70,7 +70,7 @@ def main() -> None:
             turn = session.run(session.prepare_turn(TurnRequest(PROMPT)), on_event=show)
         desk.put(None)
         thread.join()
-        print(f"{turn.continuity.value}: {turn.result.text!r}; waiting: {len(room.pending())}")
+        say(f"{turn.continuity.value}: {turn.result.text!r}; waiting: {len(room.pending())}")
 
 
 if __name__ == "__main__":

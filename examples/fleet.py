@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from offline import REAL, play, use_scripted_claude
+from offline import REAL, play, say, use_scripted_claude
 
 from greenroom import (
     Agent,
@@ -57,7 +57,7 @@ def work(agent: Agent, folder: Path, prompt: str, act: Callable[[Session, TurnTi
                 acted.set()
                 threading.Thread(target=act, args=(session, ticket)).start()
             elif isinstance(event, SteerConsumed):
-                print(f"the running turn has taken {event.text!r}")
+                say(f"the running turn has taken {event.text!r}")
 
         return session.run(ticket, on_event=on_event)
 
@@ -75,10 +75,10 @@ def main() -> None:
             try:
                 turn = future.result()
             except GreenroomError as error:
-                print(f"{name}: {error}")
+                say(f"{name}: {error}")
                 continue
-            print(f"{name}: {'interrupted' if turn.result.interrupted else turn.result.text}")
-    print(f"sessions that are still open: {len(room.sessions())}")
+            say(f"{name}: {'interrupted' if turn.result.interrupted else turn.result.text}")
+    say(f"sessions that are still open: {len(room.sessions())}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ def use_scripted_claude() -> Path:
     return work
 
 
+def say(line: str) -> None:
+    """Print a line whole: `print` writes its end apart, and another thread's line may come in between."""
+    sys.stdout.write(f"{line}\n")
+
+
 def play(real: str, *script: str) -> str:
     """Return the prompt for the real CLI, or the lines that the scripted one plays instead."""
     return real if REAL else "\n".join(script)
