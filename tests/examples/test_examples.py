@@ -64,9 +64,9 @@ SAYS = {
     ),
     "stalls.py": (
         r"before the first turn it is idle",
-        r"it is at: tool Bash \d s",
+        r"it is at: tool Bash \d+ s",
         r"'A long tool is no stall\.'",
-        r"nothing was heard for 1(\.\d)? s \(model at work\): interrupt",
+        r"nothing was heard for \d+(\.\d+)? s \(model at work\): interrupt",
         r"interrupted",
         r"'I am here\.'",
     ),

@@ -10,7 +10,7 @@ the conversation has seen before. All of this is as 2.1.332 does it; the recordi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from greenroom.asks import Answer
@@ -36,7 +36,7 @@ from greenroom.transports.claude.modes import SUBTYPES
 from greenroom.transports.claude.state import Phase
 from greenroom.transports.claude.turns import Turns
 
-_Handler = Callable[[Frame, float], Iterator[Output]]
+_Handler = Callable[[Frame, float], Iterable[Output]]
 
 # Known, and of no use to anybody: progress marks that another frame tells better.
 _QUIET = frozenset(
@@ -235,11 +235,11 @@ class ClaudeCodec:
 
     # --- what the model and its tools say ------------------------------------------------------------------------------
 
-    def _assistant(self, frame: Frame, now_s: float) -> Iterator[Output]:
+    def _assistant(self, frame: Frame, now_s: float) -> Iterable[Output]:
         if frame.parent_tool_use_id is not None:
-            yield from self._sub_agent(frame)
-        elif (turn := self._turns.owner_of(frame)) is not None and self._turns.is_first(turn, frame):
-            yield from mapping.assistant(turn, frame)
+            return self._sub_agent(frame)
+        turn = self._turns.owner_of(frame)
+        return mapping.assistant(turn, frame) if turn is not None and self._turns.is_first(turn, frame) else ()
 
     def _sub_agent(self, frame: Frame) -> Iterator[Output]:
         """A sub-agent's tools are shown, its text is not: it is no answer to the caller."""

@@ -38,31 +38,30 @@ def blocks_of(message: Message) -> Iterable[Block]:
     return (Block(type="text", text=content),) if isinstance(content, str) else content
 
 
-def assistant(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
+def assistant(turn: OpenAttempt, frame: Frame) -> list[AgentEvent]:
     """Map an answer of the main thread. An API error comes in the same shape and is no text of the model."""
     message = frame.message
     if message is None:
-        return
+        return []
     if frame.is_api_error_message:
         turn.api_error = frame
-        yield ProviderError("".join(block.text for block in blocks_of(message)))
-        return
+        return [ProviderError("".join(block.text for block in blocks_of(message)))]
     turn.api_error = None
     _note_usage(turn, message)
+    # Most of what a CLI says comes this way: a list costs half of what generators do.
+    found: list[AgentEvent] = []
+    streamed = message.id in turn.streamed
     for block in blocks_of(message):
-        yield from _answer_block(turn, block, streamed=message.id in turn.streamed)
-
-
-def _answer_block(turn: OpenAttempt, block: Block, *, streamed: bool) -> Iterator[AgentEvent]:
-    if block.type == "text":
-        turn.text = block.text
-        if block.text and not streamed:
-            yield AssistantText(block.text)
-    elif block.type == "thinking":
-        if block.thinking and not streamed:
-            yield Reasoning(block.thinking)
-    else:
-        yield from tool_calls(turn, (block,))
+        if block.type == "text":
+            turn.text = block.text
+            if block.text and not streamed:
+                found.append(AssistantText(block.text))
+        elif block.type == "thinking":
+            if block.thinking and not streamed:
+                found.append(Reasoning(block.thinking))
+        else:
+            found += tool_calls(turn, (block,))
+    return found
 
 
 def tool_calls(turn: OpenAttempt, blocks: Iterable[Block]) -> Iterator[AgentEvent]:
