@@ -70,29 +70,36 @@ def watch(orders: Orders, host_pid: int) -> None:
     """Return when the host has said good-bye or is dead."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    host_fd = _pidfd(host_pid)
+    host_fd, is_gone = _pidfd(host_pid)
     if host_fd is not None:
         poll.register(host_fd, select.POLLIN)
     while not orders.closed:
-        ready = {fd for fd, _ in poll.poll()}
+        ready = {fd for fd, _ in poll.poll(0 if is_gone else None)}
         data = os.read(0, 65536) if 0 in ready else None
         orders.feed(data or b"")
-        if data == b"" or (data is None and host_fd in ready):
+        if data == b"" or (data is None and (is_gone or host_fd in ready)):
             return
 
 
-def _pidfd(host_pid: int) -> int | None:
-    """Return a descriptor that tells the host's end. A parent cannot be recycled before it is somebody else's parent, so look after it."""
+def _pidfd(host_pid: int) -> tuple[int | None, bool]:
+    """Return a descriptor that tells the host's end, if there can be one; and whether the host died before we had it.
+
+    A parent cannot be recycled before it is somebody else's parent, so look after it.
+    """
     if not hasattr(os, "pidfd_open"):
-        return None
+        return None, False
     try:
         fd = os.pidfd_open(host_pid)
+    except ProcessLookupError:
+        return None, True
     except OSError:
-        return None
+        return None, False
     if os.getppid() == host_pid:
-        return fd
+        return fd, False
+    # We were given to another parent: the pid is the dead host's, not reaped yet, or by now a stranger's, of whom nothing follows.
+    is_gone = bool(select.select([fd], [], [], 0)[0])
     os.close(fd)
-    return None
+    return None, is_gone
 
 
 def end_all(orders: Orders, marks: ModuleType) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.transports import guard_script
 from greenroom.transports.environment import child_env
 from greenroom.transports.guard import Guard, host_id
 from greenroom.transports.marks import Sweep, find_marked, host_prefix, make_mark, scan
@@ -385,6 +386,24 @@ def test_a_forked_copy_that_holds_the_lifeline_hides_no_death(watched):
     finally:
         os.kill(copy.pid, signal.SIGKILL)
         host.close()
+
+
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_guard_that_starts_when_its_host_is_dead_does_not_wait_for_a_lifeline_that_a_copy_holds(reaped):
+    host = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, host.pid, os.WEXITED | os.WNOWAIT)
+    if reaped:
+        host.wait()
+    script = Path(guard_script.__file__)
+    argv = [sys.executable, "-I", "-S", str(script), str(host.pid), "", f"gr/{uuid.uuid4()}"]
+    guard = subprocess.Popen(argv, stdin=subprocess.PIPE)
+    try:
+        assert guard.wait(PATIENCE_S) == 0
+    finally:
+        guard.kill()
+        guard.stdin.close()
+        guard.wait()
+        host.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR1])
