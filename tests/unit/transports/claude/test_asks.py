@@ -55,9 +55,9 @@ def answered(cli: Cli, answer: Answer, request_id: str = "q1") -> dict[str, Any]
 
 
 def test_a_request_waits_and_nothing_is_written(cli: Cli) -> None:
-    cli.feed(asks(given={"command": "touch x"}, description="make it", blocked_path="/work/x", permission_suggestions=[RULE, WIDER]))
+    cli.feed(asks(given={"command": "touch x"}, description="make it", blocked_path="/repo/x", permission_suggestions=[RULE, WIDER]))
     (asked,) = cli.of(Asked)
-    expected = Approval(tool="Bash", input={"command": "touch x"}, reason="make it; /work/x", suggestions=(RULE, WIDER))
+    expected = Approval(tool="Bash", input={"command": "touch x"}, reason="make it; /repo/x", suggestions=(RULE, WIDER))
     assert (asked.request_id, asked.ask) == ("q1", expected)
     assert not cli.written("control_response")
     assert not cli.of(ApprovalDenied)
@@ -91,8 +91,8 @@ def rules(*rows: tuple[str, str]) -> list[dict[str, Any]]:
     ("tool", "given", "suggestions", "expected"),
     [
         ("Bash", {"command": "touch x"}, [RULE, FOLDER, WIDER], rules(("Bash", "touch *"))),
-        ("Write", {"file_path": "/work/a", "content": ""}, [WIDER], rules(("Edit", "//work/a"))),
-        ("NotebookEdit", {"notebook_path": "/work/n"}, [], rules(("Edit", "//work/n"))),
+        ("Write", {"file_path": "/repo/a", "content": ""}, [WIDER], rules(("Edit", "//repo/a"))),
+        ("NotebookEdit", {"notebook_path": "/repo/n"}, [], rules(("Edit", "//repo/n"))),
         ("Write", {"file_path": "relative"}, [WIDER], []),
         ("ExitPlanMode", {}, [], []),
         ("Bash", {"command": "x"}, [WIDER, {**RULE, "behavior": "deny"}, "junk"], []),
