@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import attrs
 
@@ -52,38 +52,86 @@ def last_of(batch: Batch) -> int:
     return batch.first_sequence + len(batch.events) - 1
 
 
-@attrs.define
-class Ring:
-    """The latest events of one session, oldest first: HISTORY_EVENTS or HISTORY_CHARS of text at most, but the latest batch in any case."""
+_NAMES: dict[type[AgentEvent], str] = {kind: kind.__name__ for kind in (*_TEXTS, Stderr)}
+_BY_NAME: dict[str, Callable[[str], AgentEvent]] = {"AssistantText": AssistantText, "Reasoning": Reasoning}
+_BY_NAME |= {"RawOutput": RawOutput, "Stderr": Stderr}
+_Packed = tuple[int, str | None, int, float, float, tuple[str, ...], tuple[str, ...]]
 
-    batches: collections.deque[Batch] = attrs.field(factory=collections.deque)
-    sizes: collections.deque[int] = attrs.field(factory=collections.deque)
-    events: int = 0
-    chars: int = 0
-    last: int = 0
+
+def _pack(batch: Batch) -> Batch | _Packed:
+    """Return the batch as strings and numbers alone, if it is made of texts: the garbage collector need not look at those.
+
+    Hundreds of sessions keep some hundred thousand events; as objects, they would make each full collection a pause of a tenth of a second.
+    """
+    try:
+        names = tuple([_NAMES[type(event)] for event in batch.events])
+    except KeyError:
+        return batch
+    texts = tuple([event.text for event in batch.events])  # type: ignore[attr-defined]
+    return (batch.first_sequence, batch.turn_id, batch.incarnation, batch.at_monotonic_s, batch.at_wall_s, names, texts)
+
+
+def _unpack(session_id: str, kept: Batch | _Packed) -> Batch:
+    if isinstance(kept, Batch):
+        return kept
+    first_sequence, turn_id, incarnation, at_monotonic_s, at_wall_s, names, texts = kept
+    return Batch(
+        session_id=session_id,
+        turn_id=turn_id,
+        incarnation=incarnation,
+        first_sequence=first_sequence,
+        at_monotonic_s=at_monotonic_s,
+        at_wall_s=at_wall_s,
+        events=tuple([_BY_NAME[name](text) for name, text in zip(names, texts, strict=True)]),
+    )
+
+
+class Ring:
+    """The latest events of one session, oldest first: HISTORY_EVENTS or HISTORY_CHARS of text at most, but the latest batch in any case.
+
+    `first`, `last`: the numbers of the oldest and of the newest event; `last_at_s`: when the newest came; `ended`: nothing follows it.
+    """
+
+    __slots__ = ("_chars", "_events", "_kept", "_session_id", "_sizes", "ended", "first", "last", "last_at_s")
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._kept: collections.deque[Batch | _Packed] = collections.deque()
+        self._sizes: collections.deque[tuple[int, int]] = collections.deque()
+        self._events = 0
+        self._chars = 0
+        self.first = self.last = 0
+        self.last_at_s = 0.0
+        self.ended = False
 
     def add(self, batch: Batch) -> None:
         """Take a batch; forget the oldest ones for it."""
         events, count = batch.events, len(batch.events)
         chars = _chars(events)
-        self.batches.append(batch)
-        self.sizes.append(chars)
-        self.last = batch.first_sequence + count - 1
-        self.events += count
-        self.chars += chars
-        while (self.events > HISTORY_EVENTS or self.chars > HISTORY_CHARS) and len(self.batches) > 1:
-            self.events -= len(self.batches.popleft().events)
-            self.chars -= self.sizes.popleft()
+        if not self._kept:
+            self.first = batch.first_sequence
+        self._kept.append(_pack(batch))
+        self._sizes.append((count, chars))
+        self.last, self.last_at_s = batch.first_sequence + count - 1, batch.at_monotonic_s
+        self.ended = type(events[-1]) is SessionEnded
+        self._events += count
+        self._chars += chars
+        while (self._events > HISTORY_EVENTS or self._chars > HISTORY_CHARS) and len(self._kept) > 1:
+            self._forget_oldest()
 
-    @property
-    def first(self) -> int:
-        """The number of the oldest event that is there."""
-        return self.batches[0].first_sequence
+    def _forget_oldest(self) -> None:
+        self._kept.popleft()
+        count, chars = self._sizes.popleft()
+        self.first += count
+        self._events -= count
+        self._chars -= chars
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing follows."""
-        return isinstance(self.batches[-1].events[-1], SessionEnded)
+    def later_than(self, sequence: int) -> Iterator[Batch]:
+        """Yield what is kept behind event number `sequence`."""
+        for kept in self._kept:
+            later = later_than(_unpack(self._session_id, kept), sequence)
+            if later is not None:
+                yield later
 
 
 @attrs.define
@@ -222,7 +270,7 @@ class Hub:
         with self._lock:
             ring = self._rings.get(batch.session_id)
             if ring is None or batch.first_sequence <= ring.last:  # a session of that name begins anew
-                ring = self._rings[batch.session_id] = Ring()
+                ring = self._rings[batch.session_id] = Ring(batch.session_id)
             ring.add(batch)
             if self._everywhere:
                 for buffer in self._everywhere:
@@ -258,8 +306,7 @@ class Hub:
             return (Missing(session_id=session_id, after=after, before=None),)
         # A number that was never given out is one of another life: then all that is there is news.
         after = after if after <= ring.last else 0
-        later = (later_than(batch, after) for batch in ring.batches)
-        buffer.seed(batch for batch in later if batch is not None)
+        buffer.seed(ring.later_than(after))
         return (Missing(session_id=session_id, after=after, before=ring.first),) if ring.first > after + 1 else ()
 
     def leave(self, buffer: Buffer) -> None:
@@ -273,7 +320,7 @@ class Hub:
         """Forget the histories of all but the ENDED_KEPT sessions that ended last."""
         with self._lock:
             ended = [name for name, ring in self._rings.items() if ring.ended]
-            for name in sorted(ended, key=lambda name: self._rings[name].batches[-1].at_monotonic_s)[:-ENDED_KEPT]:
+            for name in sorted(ended, key=lambda name: self._rings[name].last_at_s)[:-ENDED_KEPT]:
                 del self._rings[name]
 
     def close(self) -> None:
