@@ -1,7 +1,8 @@
 """What runs actors: one loop thread with their messages, timers, pipes and exits; or a test, by hand. Decides order and fairness only.
 
-The loop thread serves whole rounds: every ready actor gets a bounded share, then the next; `select` is entered when none is ready, and
-looked at without waiting after a few rounds. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread, and each
+The loop thread serves whole rounds: every ready actor gets a bounded share, and behind it whoever it woke, so that a line goes from its
+pipe to its caller at once; then the next. Who is sent a control message comes first. `select` is entered when none is ready, and looked
+at without waiting after each round. Blocking jobs (a fork and exec, a scan of /proc) go to one starter thread, and each
 answers with a message.
 """
 
@@ -28,8 +29,8 @@ from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock, TimerHandle
 logger = logging.getLogger("greenroom.actors")
 
 BATCH_MESSAGES = 64
-# A line from a pipe reaches its caller in two rounds. A look at the selector between them costs a system call, and gives up the GIL.
-ROUNDS_UNSEEN = 4
+# How many of those whom an actor woke, and whom these woke, have their turn right behind it: longer chains must not keep others waiting.
+WOKEN_AT_ONCE = 16
 # A loop that never waits gives up the GIL for an instant at every look, and has it back before a thread that waits for it is awake;
 # CPython forces a switch only on a holder of a whole switch interval, which each look starts anew. So a busy loop rests for a moment:
 # without it, a caller beside a saturated loop waits for 0.3 s a message (seen with 3.11 on two cores); with it, for some milliseconds.
@@ -57,8 +58,8 @@ class Dispatcher(Protocol):
 
     clock: Clock
 
-    def schedule(self, actor: LoopActor) -> None:
-        """Let `actor` have a turn soon."""
+    def schedule(self, actor: LoopActor, *, first: bool = False) -> None:
+        """Let `actor` have a turn soon; `first`: before others that wait."""
 
     def monotonic(self) -> float:
         """Return the clock's time in seconds."""
@@ -202,6 +203,8 @@ class LoopDispatcher:
     def __init__(self, *, name: str = "greenroom-loop", starter: bool = True) -> None:
         self.clock: Clock = SystemClock()
         self._ready: collections.deque[LoopActor] = collections.deque()
+        self._urgent: collections.deque[LoopActor] = collections.deque()
+        self._woken: collections.deque[LoopActor] = collections.deque()  # by the loop's own thread, which alone uses it
         self._timers: list[tuple[float, int, _HeapTimer]] = []
         self._new_timers: collections.deque[tuple[float, int, _HeapTimer]] = collections.deque()
         self._timer_ids = itertools.count()
@@ -213,14 +216,18 @@ class LoopDispatcher:
         self._stopping = False
         self._rested_s = 0.0
         self._starter = Starter(f"{name}-starter") if starter else None
+        self._ident: int | None = None
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     # --- from any thread
 
-    def schedule(self, actor: LoopActor) -> None:
-        """Let `actor` have a turn soon."""
-        self._ready.append(actor)
+    def schedule(self, actor: LoopActor, *, first: bool = False) -> None:
+        """Let `actor` have a turn soon; `first`: before others that wait."""
+        if threading.get_ident() == self._ident:
+            self._woken.append(actor)
+            return
+        (self._urgent if first else self._ready).append(actor)
         if self._sleeping:
             self._wake()
 
@@ -284,6 +291,7 @@ class LoopDispatcher:
         self._pipes.resume(fd)
 
     def _main(self) -> None:
+        self._ident = threading.get_ident()
         while not self._stopping:
             try:
                 self._run()
@@ -295,30 +303,54 @@ class LoopDispatcher:
         os.close(self._wake_write)
 
     def _run(self) -> None:
-        ready = self._ready
         while True:
-            for _ in range(ROUNDS_UNSEEN):
-                for _ in range(len(ready)):
-                    ready.popleft().run_batch(BATCH_MESSAGES)
-                if self._after_round:
-                    self._end_round()
-                if not ready:
-                    break
             self._fire_timers()
-            if self._stopping and not ready:
+            self._round()
+            if self._after_round:
+                self._end_round()
+            if self._stopping and not self._ready and not self._urgent:
                 return
             self._pipes.settle()
             self._sleep()
+
+    def _round(self) -> None:
+        ready, urgent = self._ready, self._urgent
+        for _ in range(len(ready)):
+            # One at a time: whoever is sent control messages without end must not keep the others waiting either.
+            if urgent:
+                self._serve(urgent.popleft())
+            self._serve(ready.popleft())
+        for _ in range(len(urgent)):
+            self._serve(urgent.popleft())
+
+    def _serve(self, actor: LoopActor) -> None:
+        """Let `actor` have its turn, and those whom it wakes theirs."""
+        ready, woken = self._ready, self._woken
+        if actor.run_batch(BATCH_MESSAGES):
+            ready.append(actor)
+        for _ in range(WOKEN_AT_ONCE):
+            if not woken:
+                return
+            actor = woken.popleft()
+            if actor.run_batch(BATCH_MESSAGES):
+                ready.append(actor)
+        self._wait_in(ready)
+
+    def _wait_in(self, line: collections.deque[LoopActor]) -> None:
+        """Have those who were woken by the loop's own thread wait for their turn."""
+        line.extend(self._woken)
+        self._woken.clear()
 
     def _end_round(self) -> None:
         callbacks, self._after_round = self._after_round, []
         for callback in callbacks:
             callback()
+        self._wait_in(self._ready)
 
     def _sleep(self) -> None:
         # The flag first, the look second: whoever schedules after the look sees the flag and wakes us.
         self._sleeping = True
-        timeout_s = 0.0 if self._ready or self._new_timers or self._stopping else self._until_next_timer()
+        timeout_s = 0.0 if self._ready or self._urgent or self._new_timers or self._stopping else self._until_next_timer()
         try:
             began_s = self.clock.monotonic()
             ready = self._pipes.selector.select(timeout_s)
@@ -326,7 +358,9 @@ class LoopDispatcher:
         finally:
             # Before the reports: they schedule, and must not wake us, who are awake.
             self._sleeping = False
-        if self._pipes.report(ready, self._wake_read):
+        woken = self._pipes.report(ready, self._wake_read)
+        self._wait_in(self._ready)
+        if woken:
             os.read(self._wake_read, 4096)
 
     def _rest(self, began_s: float) -> None:
@@ -354,6 +388,7 @@ class LoopDispatcher:
             ref, message = timer.ref, timer.message
             if ref is not None and message is not None:
                 tell(ref, message)
+        self._wait_in(self._urgent)
 
     def _rebuild(self, error: BaseException) -> None:
         orphans = {id(ref.actor_inbox): ref for ref in self._pipes.refs()}
@@ -362,6 +397,7 @@ class LoopDispatcher:
         self._pipes.selector.register(self._wake_read, selectors.EVENT_READ)
         for ref in orphans.values():
             tell(ref, LoopFailed(error=error))
+        self._wait_in(self._ready)
 
 
 @attrs.frozen(kw_only=True)
@@ -413,9 +449,9 @@ class ManualDispatcher:
         self._jobs: list[tuple[Job, Ref]] = []
         self._pipes = _Pipes()
 
-    def schedule(self, actor: LoopActor) -> None:
-        """Let `actor` have a turn soon."""
-        self._ready.append(actor)
+    def schedule(self, actor: LoopActor, *, first: bool = False) -> None:
+        """Let `actor` have a turn soon; `first`: before others that wait, where the seed does not say who is next."""
+        self._ready.insert(0 if first else len(self._ready), actor)
 
     def monotonic(self) -> float:
         """Return the clock's time in seconds."""
@@ -461,7 +497,9 @@ class ManualDispatcher:
                 return False
         index = self._random.randrange(choices) if self._random else 0
         if index < len(self._ready):
-            self._ready.pop(index).run_batch(1 if self._random else BATCH_MESSAGES)
+            actor = self._ready.pop(index)
+            if actor.run_batch(1 if self._random else BATCH_MESSAGES):
+                self._ready.append(actor)
         else:
             job, ref = self._jobs.pop(index - len(self._ready))
             tell(ref, job())

@@ -47,14 +47,14 @@ class ActorDown(Message):
 class Scheduler(Protocol):
     """The part of a dispatcher that inboxes and actors see."""
 
-    def schedule(self, actor: LoopActor) -> None:
-        """Let `actor` have a turn soon. Any thread."""
+    def schedule(self, actor: LoopActor, *, first: bool = False) -> None:
+        """Let `actor` have a turn soon; `first`: before others that wait. Any thread."""
 
 
 class Inbox:
     """Two lanes, control first; closes for good, and answers what comes later or was left."""
 
-    __slots__ = ("_actor", "_control", "_ordinary", "closed", "scheduled")
+    __slots__ = ("_actor", "_control", "_ordinary", "closed", "scheduled", "urgent")
 
     def __init__(self) -> None:
         self._control: collections.deque[Envelope[Any]] = collections.deque()
@@ -62,6 +62,7 @@ class Inbox:
         self._actor: LoopActor | None = None
         self.closed = False
         self.scheduled = False
+        self.urgent = False
 
     def bind(self, actor: LoopActor) -> None:
         """Belong to `actor`. The inbox keeps it alive: Pykka's refs hold it weakly."""
@@ -71,13 +72,15 @@ class Inbox:
         """Take an envelope, from any thread. After `close` it is answered at once."""
         message = envelope.message
         # Pykka's stop is ordinary: what was told before it is handled before it.
-        (self._control if isinstance(message, Message) and message.control else self._ordinary).append(envelope)
+        control = isinstance(message, Message) and message.control
+        (self._control if control else self._ordinary).append(envelope)
         if self.closed:
             # Checked after the append: whichever of us and `close` comes second empties the lanes, each envelope once.
             self.refuse_all()
-        elif not self.scheduled and self._actor is not None:
-            self.scheduled = True
-            self._actor.dispatcher.schedule(self._actor)
+        elif (not self.scheduled or (control and not self.urgent)) and self._actor is not None:
+            # An actor that waits for its turn already waits twice then; the second time it finds nothing to do.
+            self.scheduled, self.urgent = True, control
+            self._actor.dispatcher.schedule(self._actor, first=control)
 
     def get(self) -> Envelope[Any]:
         """Return the next envelope, control lane first. Raises IndexError when empty."""
@@ -175,32 +178,33 @@ class LoopActor(pykka.Actor):
     def on_down(self, error: BaseException | None) -> None:
         """The actor ended, in whatever way: settle what others wait for. Comes once; its inbox is closed already."""
 
-    def run_batch(self, messages: int) -> None:
-        """Handle up to `messages` envelopes; called by the dispatcher on its thread."""
+    def run_batch(self, messages: int) -> bool:
+        """Handle up to `messages` envelopes; called by the dispatcher on its thread. Return whether it is to have another turn."""
         inbox = self._inbox
         # Cleared first: a put from now on schedules again, at worst once too often.
-        inbox.scheduled = False
+        inbox.scheduled = inbox.urgent = False
         if self.actor_stopped.is_set():
-            return
+            return False
         if not self._has_started:
             self._has_started = True
             if not self._guarded(lambda _message: self.on_start(), Envelope(None)):
-                return
+                return False
         began_s = time.perf_counter()
         for _ in range(messages):
             if inbox.empty():
-                return
+                return False
             envelope = inbox.get()
             if not self._guarded(self._handle_receive, envelope):
-                return
+                return False
             ended_s = time.perf_counter()
             if ended_s - began_s > SLOW_HANDLER_S:
                 # Not a warning: on a busy machine it happens, and without a configured log a warning lands on the user's terminal.
                 logger.info("%s spent %.0f ms on %s", type(self).__name__, (ended_s - began_s) * 1e3, type(envelope.message).__name__)
             began_s = ended_s
-        if not inbox.empty() and not inbox.scheduled:
-            inbox.scheduled = True
-            self.dispatcher.schedule(self)
+        if inbox.empty() or inbox.scheduled:
+            return False
+        inbox.scheduled = True
+        return True
 
     def _guarded(self, work: Callable[[Any], Any], envelope: Envelope[Any]) -> bool:
         try:

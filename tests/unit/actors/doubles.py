@@ -9,12 +9,14 @@ class Line:
     def __init__(self):
         self.scheduled = []
 
-    def schedule(self, actor):
+    def schedule(self, actor, *, first=False):
         self.scheduled.append(actor)
 
     def run(self):
         while self.scheduled:
-            self.scheduled.pop(0).run_batch(64)
+            actor = self.scheduled.pop(0)
+            if actor.run_batch(64):
+                self.scheduled.append(actor)
 
 
 class Echo(LoopActor):

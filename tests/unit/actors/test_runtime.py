@@ -134,11 +134,13 @@ def test_a_batch_is_bounded_and_the_rest_gets_another_turn(line):
     for number in range(10):
         ref.tell(number)
     line.scheduled.clear()
-    actor.run_batch(4)
+    assert actor.run_batch(4)
     assert actor.seen == [0, 1, 2, 3]
-    assert line.scheduled == [actor]
+    ref.tell(10)
+    assert line.scheduled == []  # whoever ran the batch has been told that there is more
+    line.scheduled.append(actor)
     line.run()
-    assert len(actor.seen) == 10
+    assert len(actor.seen) == 11
     ref.stop(block=False)
     line.run()
 
