@@ -6,10 +6,10 @@ No method may be called from the loop thread, which runs no code of users. Block
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
-import queue
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -25,6 +25,7 @@ from greenroom.actors.cell import Cell
 from greenroom.actors.claims import CLAIMS
 from greenroom.actors.core import NO_FLAGS, SessionCore
 from greenroom.actors.ledger import Ledger
+from greenroom.actors.letterbox import Letterbox
 from greenroom.actors.runtime import tell
 from greenroom.actors.ticket import Batch, Sink, TicketCore, TicketState
 from greenroom.asks import Answer, AskPolicy, Pending
@@ -535,18 +536,19 @@ class Session:
         if on_event is None:
             self._start(ticket, None)
             return ticket.wait(wait)
-        inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        sink = Sink(inbox.put, self._credit(ticket.turn_id))
-        self._start(ticket, sink)
-        try:
-            self._listen(ticket, inbox, sink, _as_callback(on_event), wait)
-        except BaseException:
-            self._detach(ticket, sink)
-            raise
+        inbox: Letterbox[Batch | None] = Letterbox()
+        with contextlib.closing(inbox):
+            sink = Sink(inbox.put, self._credit(ticket.turn_id))
+            self._start(ticket, sink)
+            try:
+                self._listen(ticket, inbox, sink, _as_callback(on_event), wait)
+            except BaseException:
+                self._detach(ticket, sink)
+                raise
         return ticket.wait()
 
     def _listen(
-        self, ticket: TurnTicket, inbox: queue.SimpleQueue[Batch | None], sink: Sink, callback: EventCallback, wait: float | None
+        self, ticket: TurnTicket, inbox: Letterbox[Batch | None], sink: Sink, callback: EventCallback, wait: float | None
     ) -> None:
         until_s = None if wait is None else self._clock.monotonic() + wait
         if wait is not None and not isinstance(self._clock, SystemClock):
@@ -558,8 +560,8 @@ class Session:
                     if until_s is None or not isinstance(self._clock, SystemClock)
                     else min(LONGEST_WAIT_S, max(0.0, until_s - self._clock.monotonic()))
                 )
-                batch = inbox.get(timeout=timeout_s)
-            except queue.Empty:
+                batch = inbox.take(timeout_s)
+            except TimeoutError:
                 raise WaitTimeoutError(ticket.turn_id, wait or 0.0) from None
             if batch is None:
                 return

@@ -202,6 +202,7 @@ class LoopDispatcher:
 
     def __init__(self, *, name: str = "greenroom-loop", starter: bool = True) -> None:
         self.clock: Clock = SystemClock()
+        self.monotonic = self.clock.monotonic
         self._ready: collections.deque[LoopActor] = collections.deque()
         self._urgent: collections.deque[LoopActor] = collections.deque()
         self._woken: collections.deque[LoopActor] = collections.deque()  # by the loop's own thread, which alone uses it
@@ -230,10 +231,6 @@ class LoopDispatcher:
         (self._urgent if first else self._ready).append(actor)
         if self._sleeping:
             self._wake()
-
-    def monotonic(self) -> float:
-        """Return the clock's time in seconds."""
-        return self.clock.monotonic()
 
     def call_later(self, delay_s: float, ref: Ref, message: Message, *, is_wait: bool = False) -> TimerHandle:
         """Tell `ref` the message after `delay_s`."""
@@ -419,6 +416,7 @@ class ClockedDispatcher:
 
     def __init__(self, loop: LoopDispatcher, clock: Clock) -> None:
         self.clock = clock
+        self.monotonic = clock.monotonic
         self._loop = loop
         self.schedule = loop.schedule
         self.watch = loop.watch
@@ -426,10 +424,6 @@ class ClockedDispatcher:
         self.offload = loop.offload
         self.worker = loop.worker
         self.after_round = loop.after_round
-
-    def monotonic(self) -> float:
-        """Return the clock's time in seconds."""
-        return self.clock.monotonic()
 
     def call_later(self, delay_s: float, ref: Ref, message: Message, *, is_wait: bool = False) -> TimerHandle:
         """Tell `ref` the message after `delay_s` of the clock."""
@@ -444,6 +438,7 @@ class ManualDispatcher:
 
     def __init__(self, clock: Clock, *, seed: int | None = None) -> None:
         self.clock = clock
+        self.monotonic = clock.monotonic
         self._random = random.Random(seed) if seed is not None else None  # noqa: S311 - a schedule, not a secret
         self._ready: list[LoopActor] = []
         self._jobs: list[tuple[Job, Ref]] = []
@@ -452,10 +447,6 @@ class ManualDispatcher:
     def schedule(self, actor: LoopActor, *, first: bool = False) -> None:
         """Let `actor` have a turn soon; `first`: before others that wait, where the seed does not say who is next."""
         self._ready.insert(0 if first else len(self._ready), actor)
-
-    def monotonic(self) -> float:
-        """Return the clock's time in seconds."""
-        return self.clock.monotonic()
 
     def call_later(self, delay_s: float, ref: Ref, message: Message, *, is_wait: bool = False) -> TimerHandle:
         """Tell `ref` the message after `delay_s` of the clock."""

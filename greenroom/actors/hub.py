@@ -63,12 +63,15 @@ def _pack(batch: Batch) -> Batch | _Packed:
 
     Hundreds of sessions keep some hundred thousand events; as objects, they would make each full collection a pause of a tenth of a second.
     """
-    try:
-        names = tuple([_NAMES[type(event)] for event in batch.events])
-    except KeyError:
-        return batch
-    texts = tuple([event.text for event in batch.events])  # type: ignore[attr-defined]
-    return (batch.first_sequence, batch.turn_id, batch.incarnation, batch.at_monotonic_s, batch.at_wall_s, names, texts)
+    events = batch.events
+    names, texts = [], []
+    for event in events:
+        name = _NAMES.get(type(event))
+        if name is None:
+            return batch
+        names.append(name)
+        texts.append(event.text)  # type: ignore[attr-defined]
+    return (batch.first_sequence, batch.turn_id, batch.incarnation, batch.at_monotonic_s, batch.at_wall_s, tuple(names), tuple(texts))
 
 
 def _unpack(session_id: str, kept: Batch | _Packed) -> Batch:

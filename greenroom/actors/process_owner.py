@@ -19,7 +19,7 @@ from greenroom.actors.threads import described
 from greenroom.clock import TimerHandle
 from greenroom.errors import GreenroomError
 from greenroom.transports.base import Executor, Launch, LinkLaunch, Output, Process
-from greenroom.transports.driver import Driver
+from greenroom.transports.driver import Driver, Wants
 
 Ref = pykka.ActorRef[Any]
 
@@ -111,8 +111,9 @@ class ProcessOwner(LoopActor):
         self._fds = _Fds()
         self._paused = False
         self._interests: dict[int, tuple[bool, bool]] = {}
-        self._wants = (False, False, False, False)
+        self._wants: Wants = (False, False, False, False)
         self._timer: TimerHandle | None = None
+        self._now_s = dispatcher.monotonic
         self._timer_due_s: float | None = None
 
     def follow(self, outputs: list[Output]) -> None:
@@ -122,9 +123,6 @@ class ProcessOwner(LoopActor):
     def on_start(self) -> None:
         """Have the process started."""
         self.dispatcher.offload(self._job, self.actor_ref)
-
-    def _now_s(self) -> float:
-        return self.dispatcher.monotonic()
 
     def _take_over(self, message: Launched) -> Driver:
         """Own the process that was started; `_follow` what its driver's `begin` gives."""
@@ -136,7 +134,7 @@ class ProcessOwner(LoopActor):
 
     def _follow(self, outputs: list[Output]) -> None:
         self.follow(outputs)
-        if not self.actor_stopped.is_set():
+        if not self.is_over:
             self._rearm()
 
     def _serve(self, message: PipeReady | TimerFired | LoopFailed) -> None:
@@ -183,21 +181,21 @@ class ProcessOwner(LoopActor):
             return False
         if driver.wants_stdout:
             self._follow(driver.stdout_ready(self._now_s()))
-        return not self.actor_stopped.is_set()
+        return not self.is_over
 
     def _rearm(self) -> None:
         """Bring watches and the timer in line with what the driver wants."""
         driver = self._driver
         if driver is None:
             return
-        wants = (driver.wants_exit, driver.wants_stdout and not self._paused, driver.wants_stderr, driver.wants_write)
+        wants = driver.wants(paused=self._paused)
         if wants != self._wants:
             self._watch_all(wants)
         due_s = None if driver.ended else driver.deadline_s
         if due_s != self._timer_due_s:
             self._set_timer(due_s)
 
-    def _watch_all(self, wants: tuple[bool, bool, bool, bool]) -> None:
+    def _watch_all(self, wants: Wants) -> None:
         fds, self._wants = self._fds, wants
         exit_, stdout, stderr, stdin = wants
         self._watch(fds.exit_, read=exit_, write=False)

@@ -137,7 +137,7 @@ def _refuse(envelope: Envelope[Any]) -> None:
 class LoopActor(pykka.Actor):
     """An actor run by a dispatcher. Subclasses write `handle`; every way to die ends in `on_down`, once, and in one ActorDown per watcher.
 
-    An exception in `on_start` or `handle`, told or asked, ordinary or BaseException, ends this actor and no other.
+    `is_over`: it has ended, as a plain flag for its own thread. An exception in `on_start` or `handle`, told or asked, ordinary or BaseException, ends this actor and no other.
     """
 
     def __init__(self, dispatcher: Scheduler) -> None:
@@ -145,11 +145,9 @@ class LoopActor(pykka.Actor):
         self.dispatcher = dispatcher
         self._watchers: list[pykka.ActorRef[Any]] = []
         self._has_started = False
+        self.is_over = False
+        self._inbox = cast("Inbox", self.actor_inbox)
         self._inbox.bind(self)
-
-    @property
-    def _inbox(self) -> Inbox:
-        return cast("Inbox", self.actor_inbox)
 
     @staticmethod
     def _create_actor_inbox() -> Inbox:
@@ -183,7 +181,7 @@ class LoopActor(pykka.Actor):
         inbox = self._inbox
         # Cleared first: a put from now on schedules again, at worst once too often.
         inbox.scheduled = inbox.urgent = False
-        if self.actor_stopped.is_set():
+        if self.is_over:
             return False
         if not self._has_started:
             self._has_started = True
@@ -216,7 +214,7 @@ class LoopActor(pykka.Actor):
             return False
         if envelope.reply_to is not None:
             envelope.reply_to.set(response)
-        return not self.actor_stopped.is_set()
+        return not self.is_over
 
     def _stop(self) -> None:
         # Pykka calls this for its stop message.
@@ -239,8 +237,9 @@ class LoopActor(pykka.Actor):
         _answer(message)
 
     def _terminate(self, error: BaseException | None) -> None:
-        if self.actor_stopped.is_set():
+        if self.is_over:
             return
+        self.is_over = True
         pykka.ActorRegistry.unregister(self.actor_ref)  # noqa: TID251 - our own entry only
         self.actor_stopped.set()
         try:
@@ -258,8 +257,9 @@ M = TypeVar("M", bound=Message)
 def tell(ref: pykka.ActorRef[Any], message: Message) -> bool:
     """Send a message, from any thread; a dead receiver makes the message answer for itself. Returns whether it was put."""
     # What `ref.tell` does, without an exception where the actor is dead: this is on the path of every event.
-    if ref.actor_stopped.is_set():
+    inbox: Any = ref.actor_inbox
+    if inbox.closed:
         message.refuse()
         return False
-    ref.actor_inbox.put(Envelope(message))
+    inbox.put(Envelope(message))
     return True

@@ -66,6 +66,7 @@ class SessionActor(LoopActor):
         journal: Callable[[], Ref] | None = None,
     ) -> None:
         super().__init__(dispatcher)
+        self._now_s = dispatcher.monotonic
         self._core = core
         self._supervisor = supervisor
         self._state: State = core.origin
@@ -145,7 +146,7 @@ class SessionActor(LoopActor):
             self._advance(over)
         if self._core.close_asked:
             self._advance(e.Close(now_s=now_s))
-        if self._state.stopped and not self.actor_stopped.is_set() and not self._recorder.busy:
+        if self._state.stopped and not self.is_over and not self._recorder.busy:
             self._stop_session()
 
     def handle(self, message: Any) -> None:  # noqa: C901, PLR0912, PLR0915 - one line a case
@@ -229,9 +230,6 @@ class SessionActor(LoopActor):
                 logger.warning("session %s: unexpected %s", self._core.session_id, type(message).__name__)
 
     # --- the policy
-
-    def _now_s(self) -> float:
-        return self.dispatcher.monotonic()
 
     def _advance(self, event: e.SessionInput) -> None:
         """Feed one input. An input that arises while commands are performed waits until they all are."""

@@ -66,6 +66,10 @@ class Ended(Signal):
         return TransportDiedError(argv, exit_.returncode, "", self.stderr_tail, signal=exit_.signal, reason=self.reason, usage=self.usage)
 
 
+Wants = tuple[bool, bool, bool, bool]
+"""Whether the exit, standard output and standard error are to be watched, and whether bytes wait for standard input."""
+
+
 class _Step(enum.IntEnum):
     """The rungs of the ladder."""
 
@@ -103,6 +107,13 @@ class Driver:
         """The monotonic time at which `tick` is due next; None: never."""
         codec_s = self.codec.deadline_s if self._exit is None else None
         return soonest(codec_s, self._step_due_s, self._drain_due_s, self._eof_due_s)
+
+    def wants(self, *, paused: bool) -> Wants:
+        """Return all four at once, `paused`: standard output is not to be read now. Asked for after every read."""
+        if self.ended:
+            return (False, False, False, False)
+        io = self.io
+        return (self._exit is None, not (io.stdout_eof or paused), not io.stderr_eof, io.wants_write)
 
     @property
     def wants_stdout(self) -> bool:

@@ -407,6 +407,7 @@ class Life:
             actor = ref._actor_weakref()
             if actor.dispatcher is self.dispatcher or getattr(actor.dispatcher, "_loop", None) is self.dispatcher:
                 pykka.ActorRegistry.unregister(ref)
+                actor.is_over = actor._inbox.closed = True
                 actor.actor_stopped.set()
         for worker in world.workers:
             if worker.jobs and worker.conversation is not None and world.random.random() < 0.5:

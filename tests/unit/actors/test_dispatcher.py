@@ -131,7 +131,7 @@ class BrokenRef:
     """A receiver on whom the loop itself breaks."""
 
     @property
-    def actor_stopped(self):
+    def actor_inbox(self):
         raise ZeroDivisionError("the loop")
 
 
