@@ -7,10 +7,10 @@ import json
 import pytest
 
 from greenroom.errors import QueryFailedError, SessionResumeError, SessionStateError
-from greenroom.history import ItemKind, TurnStatus
+from greenroom.history import Clipper, ItemKind, TurnStatus
 from greenroom.model import ProviderUsage, TokenUsage
 from greenroom.transports.codex import queries
-from greenroom.transports.codex.history import turns_of
+from greenroom.transports.codex.history import Teller
 from greenroom.transports.pipes import Oversized
 
 
@@ -146,6 +146,13 @@ def test_a_fork_that_has_no_name():
 
 
 # --- what turns mean ----------------------------------------------------------------------------------------------------------------
+
+
+def turns_of(wire_turns, *, running=False):
+    teller = Teller(Clipper())
+    for turn in wire_turns:
+        teller.take(turn)
+    return teller.turns(running=running)
 
 
 def test_items_of_all_kinds():
