@@ -81,8 +81,9 @@ def test_a_turn_that_no_line_holds_is_an_error():
 
 def test_a_thread_that_is_gone():
     gone = ValueError("thread not loaded: t")
-    with pytest.raises(SessionResumeError):
+    with pytest.raises(SessionResumeError) as refused:
         Played(queries.read_thread("t"), gone)
+    assert str(refused.value) == "conversation 't' cannot be resumed: thread not loaded: t"  # no turn has failed
     assert Played(queries.read_thread("t", running=True), gone).answer.turns == ()
 
 
