@@ -19,13 +19,15 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.runtime import tell
 from greenroom.actors.ticket import TicketState
-from greenroom.agent import Agent, Session, TurnTicket, check_session_id
+from greenroom.agent import Agent, check_session_id
 from greenroom.asks import AskPolicy
 from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
 from greenroom.history import Account, Thread
 from greenroom.model import ApprovalPolicy, Attachment, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
+from greenroom.preparing import TurnTicket
+from greenroom.session import Session
 from greenroom.streams import waker
 from greenroom.transports.base import Transport
 from greenroom.transports.catalog import PROVIDERS

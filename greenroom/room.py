@@ -34,7 +34,7 @@ from greenroom.actors.runtime import tell
 from greenroom.actors.session import SessionActor
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
-from greenroom.agent import Agent, Session
+from greenroom.agent import Agent
 from greenroom.asks import Answer, Pending
 from greenroom.clock import Clock, SystemClock
 from greenroom.directory import SessionDirectory, found_record
@@ -47,6 +47,7 @@ from greenroom.journal.records import AskClosed, SessionClosed, SessionOpened, S
 from greenroom.model import Checkpoint, Turn
 from greenroom.policy.session import replay_on
 from greenroom.recovered import Recovered, recovered
+from greenroom.session import Session
 from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import Audience, EventStream, Subscription
 from greenroom.transports.base import Flags
