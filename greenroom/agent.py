@@ -150,7 +150,7 @@ class Agent:
 
         Blocks for the check of the provider's binary (once for each binary) and for `checkpoints.load`. Raises CliNotFoundError,
         CliCheckError, ProviderCapabilityError, WorkingDirectoryError; SessionStateError when another session of this process holds the
-        conversation, or has the name, or the room is closed, or the session on record is another provider's or another directory's;
+        conversation, or has the name, or the room is closed, or the session on record was stopped, or is another provider's or directory's;
         ValueError when only one of `checkpoints` and `checkpoint_key` is given, or `resume_id` for a session on record, and for other
         arguments that cannot be meant.
         """
@@ -159,8 +159,7 @@ class Agent:
         if idle_release_after is not None and not idle_release_after >= 0:
             raise ValueError(f"idle_release_after must be 0 seconds or more, got {idle_release_after}")
         _check_ids(session_id, resume_id)
-        room = self._room or _default_room()
-        room._check()
+        room = self._living_room()
         spec = ConversationSpec(
             cwd=_directory(cwd),
             permissions=self.permissions,
@@ -172,19 +171,47 @@ class Agent:
             mcp_scope=mcp_scope,
             config_scope=config_scope,
         )
+        return self._begin(
+            room,
+            spec,
+            resumes=Checkpoint(resume_id, previous_usage) if resume_id is not None else None,
+            checkpoints=checkpoints,
+            checkpoint_key=checkpoint_key,
+            idle_release_after=idle_release_after,
+            session_id=session_id,
+            renewal=renewal,
+        )
+
+    def _recover(self, recorded: ConversationSpec, session_id: str) -> Session:
+        """Begin a session on record again as it was but for what is this agent's, even if it was stopped: a turn of it is still open."""
+        room = self._living_room()
+        spec = attrs.evolve(
+            recorded, cwd=_directory(recorded.cwd), permissions=self.permissions, approvals=self.approvals, model=self.model
+        )
+        return self._begin(room, spec, session_id=session_id, stopped_too=True)
+
+    def _begin(
+        self,
+        room: Greenroom,
+        spec: ConversationSpec,
+        *,
+        session_id: str | None,
+        resumes: Checkpoint | None = None,
+        checkpoints: CheckpointStore | None = None,
+        checkpoint_key: str | None = None,
+        idle_release_after: float | None = None,
+        renewal: RenewalBudget | None = UNSET,
+        stopped_too: bool = False,
+    ) -> Session:
         _check_capable(self.transport, spec)
-        checkpoint = Checkpoint(resume_id, previous_usage) if resume_id is not None else None
-        if checkpoint is None and checkpoints is not None and checkpoint_key is not None:
-            checkpoint = checkpoints.load(checkpoint_key)
-            if not isinstance(checkpoint, Checkpoint | None):
-                raise TypeError(f"checkpoints.load must return a Checkpoint or None, got {checkpoint!r}")
+        checkpoint = resumes if resumes is not None else _stored(checkpoints, checkpoint_key)
         ids, clock = self._ids or room.ids, self._clock or room.clock
         settings = self._settings(clock, idle_release_after, checkpointing=checkpoints is not None)
         if renewal is not UNSET:
             settings = attrs.evolve(settings, renewal=renewal)
-        found = None if session_id is None else room._find_session(session_id)
+        found = None if session_id is None else room._find_session(session_id, stopped_too=stopped_too)
         if found is not None:
-            self._check_same(found, spec, resume_id)
+            self._check_same(found, spec, resumes)
             settings = attrs.evolve(settings, session_nonce=found.opened.nonce)
             checkpoint = checkpoint if found.past is None and checkpoint is not None else found.checkpoint
         session_id = session_id or ids.new_id("session")
@@ -205,20 +232,25 @@ class Agent:
             log=self._log or room.log,
         )
         if found is not None:
-            core.created_at_s = found.opened.at_s
+            core.created_at_s, core.removed = found.opened.at_s, found.removed
         if found is not None and found.spent is not None:
             core.spent, core.booked = found.spent.usage, found.spent.booked
         alike = functools.partial(
             self.session,
             spec.cwd,
             mcp_servers=spec.mcp_servers,
-            reasoning_effort=reasoning_effort,
+            reasoning_effort=spec.reasoning_effort,
             idle_release_after=idle_release_after,
-            skill_scope=skill_scope,
-            mcp_scope=mcp_scope,
-            config_scope=config_scope,
+            skill_scope=spec.skill_scope,
+            mcp_scope=spec.mcp_scope,
+            config_scope=spec.config_scope,
         )
         return Session(core, room, clock=clock, ids=ids, alike=alike)
+
+    def _living_room(self) -> Greenroom:
+        room = self._room or _default_room()
+        room._check()
+        return room
 
     def account(self) -> Account:
         """Return which account this agent's processes use, as the provider says it. Blocks; calls no model.
@@ -227,11 +259,11 @@ class Agent:
         """
         return conversations.account(self.transport)
 
-    def _check_same(self, found: FoundSession, spec: ConversationSpec, resume_id: str | None) -> None:
+    def _check_same(self, found: FoundSession, spec: ConversationSpec, resumes: Checkpoint | None) -> None:
         """Refuse to go on with a session as something that it is not."""
         opened, profile = found.opened, self.transport.profile
         name = f"session {opened.session_id!r} is on record"
-        if resume_id is not None:
+        if resumes is not None:
             raise ValueError(f"{name}: it has a conversation, and takes no resume_id")
         home = str(getattr(self.transport, "state_home", ""))
         if (opened.provider, opened.state_home) != (profile.name, home):
@@ -280,6 +312,15 @@ def _directory(cwd: Path | str) -> Path:
     if not path.is_dir():
         raise WorkingDirectoryError(str(path), "not a directory" if path.exists() else "it does not exist")
     return path
+
+
+def _stored(checkpoints: CheckpointStore | None, key: str | None) -> Checkpoint | None:
+    if checkpoints is None or key is None:
+        return None
+    checkpoint = checkpoints.load(key)
+    if not isinstance(checkpoint, Checkpoint | None):
+        raise TypeError(f"checkpoints.load must return a Checkpoint or None, got {checkpoint!r}")
+    return checkpoint
 
 
 def _check_capable(transport: Transport, spec: ConversationSpec) -> None:

@@ -203,14 +203,14 @@ class ById:
         """Have the id to oneself while a session is begun under it: nobody starts it meanwhile, and so nobody stops it."""
         with self._front_lock:
             if thread_id in self._stopped:
-                raise _was_stopped(thread_id)
+                raise was_stopped(thread_id)
             if thread_id in self._starting or self._living(thread_id) is not None:
                 raise SessionStateError(f"session {thread_id!r} is open already")
             self._starting.add(thread_id)
         try:
             found = self._consult("session", thread_id)
             if found is not None and found.removed:
-                raise _was_stopped(thread_id)
+                raise was_stopped(thread_id)
             yield
         finally:
             with self._front_lock:
@@ -219,7 +219,7 @@ class ById:
     def _check_not_stopped(self, thread_id: str) -> None:
         """Raise SessionStateError for an id that was stopped. Takes no lock: one that is there stays."""
         if thread_id in self._stopped:
-            raise _was_stopped(thread_id)
+            raise was_stopped(thread_id)
 
     def session(self, thread_id: str) -> Session:
         """Return the handle of a session by its id. Raises UnknownSessionError."""
@@ -352,7 +352,8 @@ class ById:
         return await asyncio.to_thread(self.account, provider, provider_options=provider_options)
 
 
-def _was_stopped(thread_id: str) -> SessionStateError:
+def was_stopped(thread_id: str) -> SessionStateError:
+    """Return what is raised for a session that was stopped for good."""
     return SessionStateError(f"session {thread_id!r} was stopped; start another one, which may take its resume cursor")
 
 

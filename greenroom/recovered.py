@@ -84,17 +84,7 @@ class Recovered:
         living = self._room._living(self.session.id)
         if living is not None:
             return living
-        opened = self._recorded.opened
-        spec = opened.spec
-        return (agent or self._agent()).session(
-            spec.cwd,
-            session_id=opened.session_id,
-            mcp_servers=spec.mcp_servers,
-            reasoning_effort=spec.reasoning_effort,
-            skill_scope=spec.skill_scope,
-            mcp_scope=spec.mcp_scope,
-            config_scope=spec.config_scope,
-        )
+        return (agent or self._agent())._recover(self._recorded.opened.spec, self.session.id)
 
     def _agent(self) -> Agent:
         opened = self._recorded.opened

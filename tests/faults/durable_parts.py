@@ -133,8 +133,8 @@ class SimAgent(Agent):
     def _settings(self, *args, **options):
         return attrs.evolve(super()._settings(*args, **options), session_nonce=self.caller.world.nonce())
 
-    def session(self, *args, **options):
-        session = super().session(*args, **options)
+    def _begin(self, *args, **options):
+        session = super()._begin(*args, **options)
         session._preparing._prepare = lambda request, **demands: post(self.caller, session, request, **demands)
         self.caller.session = session
         return session

@@ -522,6 +522,26 @@ def test_sessions_are_found_again_and_go_on_under_their_ids(tmp_path):
         assert room.send_turn("kept", "y").wait(PATIENCE_S).conversation_id == before.resume_cursor["threadId"]
 
 
+def test_a_stopped_session_is_opened_again_for_the_outcome_that_nobody_has_and_for_nothing_else(tmp_path):
+    transport, state_dir = FakeTransport(profile=EVERY_MODE), tmp_path / "state"
+    with Greenroom(state_dir=state_dir) as room:
+        start(room, tmp_path, transport=transport)
+        sent = room.send_turn("t", "x")
+        reach(room, "t", SessionStatus.READY)
+        room.stop_session("t")
+    for _ in range(2):
+        with Greenroom(state_dir=state_dir) as room:
+            agent = room.agent(transport, permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
+            for _ in range(2):
+                with pytest.raises(SessionStateError, match="session 't' was stopped; start another one"):
+                    agent.session(tmp_path, session_id="t")
+                for found in room.recovered():
+                    session, ticket = found.resume(agent)
+                    assert (ticket.turn_id, session.run(ticket).result.text) == (sent.turn_id, "echo: x")
+                    session.close()
+            assert room.directory.list() == ()
+
+
 def test_a_record_that_was_removed_is_not_found_again(tmp_path):
     for listed in (0, 1, 0):
         with Greenroom(state_dir=tmp_path / "state") as room:
