@@ -6,7 +6,7 @@ Knows nothing of what it says. `check` blocks and belongs on a caller's thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ import attrs
 
 from greenroom.clock import Clock
 from greenroom.ids import IdAllocator
+from greenroom.model import StdioMcpServer
 from greenroom.transports.base import Executor
 from greenroom.transports.binaries import Program
 from greenroom.transports.environment import child_env, without_parent
@@ -71,3 +72,8 @@ class InstalledCli:
             timeout_s=self.startup_timeout_s,
             close_grace_s=self.close_grace_s,
         )
+
+
+def servers_key(servers: tuple[StdioMcpServer, ...]) -> tuple[Hashable, ...]:
+    """Return what is equal for equal MCP servers, and can be hashed."""
+    return tuple((server.name, server.command, server.args, tuple(sorted(server.env.items()))) for server in servers)

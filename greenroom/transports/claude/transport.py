@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -35,7 +34,7 @@ from greenroom.transports.claude.launch import (
     schema_of,
 )
 from greenroom.transports.claude.lines import MAX_TEXT_BYTES, request_too_long
-from greenroom.transports.installed import InstalledCli
+from greenroom.transports.installed import InstalledCli, servers_key
 from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
 
@@ -125,7 +124,7 @@ class ClaudeStreamTransport(InstalledCli):
         return Flags(
             key=(
                 _schema_key(schema),
-                _servers_key(servers),
+                servers_key(servers),
                 effort,
                 None if env is None else tuple(sorted(env.items())),
                 request.extra_args,
@@ -261,7 +260,3 @@ def _check_servers(servers: tuple[StdioMcpServer, ...]) -> None:
 
 def _schema_key(schema: OutputSchema | None) -> str | None:
     return None if schema is None else json.dumps(dict(schema.schema), sort_keys=True)
-
-
-def _servers_key(servers: tuple[StdioMcpServer, ...]) -> tuple[Any, ...]:
-    return tuple((server.name, server.command, server.args, tuple(sorted(server.env.items()))) for server in servers)

@@ -26,7 +26,7 @@ from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
 from greenroom.transports.codex.rollout import last_messages
 from greenroom.transports.environment import child_env
-from greenroom.transports.installed import InstalledCli
+from greenroom.transports.installed import InstalledCli, servers_key
 from greenroom.transports.marks import VARIABLE
 from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
@@ -111,8 +111,7 @@ class CodexAppServerTransport(InstalledCli):
     def flags(self, spec: ConversationSpec, request: TurnRequest) -> Flags:
         """Return what a thread must be opened with for this turn: its MCP servers. All else is asked for turn by turn."""
         servers = request.mcp_servers or spec.mcp_servers
-        key = tuple((server.name, server.command, server.args, tuple(sorted(server.env.items()))) for server in servers)
-        return Flags(key=key, mcp_servers=servers)
+        return Flags(key=servers_key(servers), mcp_servers=servers)
 
     def launch(self, launch: LaunchSpec) -> Launch:
         """Return the command line, the environment and a fresh codec of a server with one conversation. Raises CliNotFoundError."""
