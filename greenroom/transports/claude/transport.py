@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 
 import attrs
@@ -73,6 +73,10 @@ PROFILE = ProviderProfile(
 )
 
 
+def _hooks(hooks: Iterable[ClaudeHook]) -> tuple[ClaudeHook, ...]:
+    return tuple(hooks)  # a converter of its own, so that type checkers know what `hooks=` takes
+
+
 @attrs.define(kw_only=True, eq=False, repr=False, slots=False)
 class ClaudeStreamTransport(InstalledCli):
     """Claude Code, one long-lived process per conversation.
@@ -83,7 +87,7 @@ class ClaudeStreamTransport(InstalledCli):
 
     program = PROGRAM
 
-    hooks: tuple[ClaudeHook, ...] = attrs.field(default=(), converter=tuple)
+    hooks: tuple[ClaudeHook, ...] = attrs.field(default=(), converter=_hooks)
     steer_grace_s: float = 10.0
     partial_messages: bool = False
 
