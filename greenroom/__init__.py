@@ -6,7 +6,7 @@ from greenroom import _loading
 
 # isort: split
 from greenroom import _platform  # noqa: F401 - before all others: it refuses by name
-from greenroom.agent import Agent, Session, TurnStream, TurnTicket
+from greenroom.agent import Agent
 from greenroom.asks import (
     Accept,
     AcceptForSession,
@@ -136,8 +136,11 @@ from greenroom.places import default_state_dir
 from greenroom.policy.restart import RestartPolicy
 from greenroom.policy.retry import RetryPolicy
 from greenroom.policy.stall import StallAction, StallPolicy
+from greenroom.preparing import TurnTicket
 from greenroom.room import Greenroom
+from greenroom.session import Session
 from greenroom.signals import ClosingOnSignals
+from greenroom.streams import TurnStream
 from greenroom.subscriptions import EventStream, Subscription
 from greenroom.transports.base import (
     AccountTransport,

@@ -153,6 +153,7 @@ class SessionResumeError(CliExitError):
         self.session_id = session_id
         self.in_use = in_use
         super().__init__(argv, returncode, "", stderr, detail=f"conversation {session_id!r} cannot be resumed: {detail}")
+        self.args = (self.detail,)  # it comes without a turn as well: of a history that is read, a fork, a start
 
 
 class TransportDiedError(CliExitError):

@@ -19,13 +19,15 @@ from greenroom.actors import messages as m
 from greenroom.actors.cell import Cell
 from greenroom.actors.runtime import tell
 from greenroom.actors.ticket import TicketState
-from greenroom.agent import Agent, Session, TurnTicket, check_session_id
+from greenroom.agent import Agent, check_session_id
 from greenroom.asks import AskPolicy
 from greenroom.conversations import account
 from greenroom.directory import SessionDirectory, SessionRecord, cursor_of, record_of
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, UnknownSessionError
 from greenroom.history import Account, Thread
 from greenroom.model import ApprovalPolicy, Attachment, InteractionMode, NativePermissions, RuntimeMode, Turn, TurnRequest
+from greenroom.preparing import TurnTicket
+from greenroom.session import Session
 from greenroom.streams import waker
 from greenroom.transports.base import Transport
 from greenroom.transports.catalog import PROVIDERS
@@ -35,10 +37,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PROVIDER = "codex"
 HOMES = {"codex": "CODEX_HOME", "claude": "CLAUDE_CONFIG_DIR"}
-OPTIONS = {
-    "codex": frozenset({"binary_path", "home_path", "env"}),
-    "claude": frozenset({"binary_path", "home_path", "env", "partial_messages"}),
-}
+_PATH = (str | os.PathLike, "a path")
+_OF_ALL: dict[str, tuple[Any, str]] = {"binary_path": _PATH, "home_path": _PATH, "env": (Mapping, "a mapping")}
+OPTIONS = {"codex": _OF_ALL, "claude": {**_OF_ALL, "partial_messages": (bool, "a bool")}}
 PERMISSIONS = {
     RuntimeMode.FULL_ACCESS: (NativePermissions.bypass(), ApprovalPolicy.DENY),
     RuntimeMode.APPROVAL_REQUIRED: (NativePermissions.ask(), ApprovalPolicy.ASK),
@@ -81,6 +82,54 @@ async def _settled(cell: Cell[Any]) -> None:
     done: asyncio.Future[None] = loop.create_future()
     cell.when_settled(waker(loop, done))
     await done
+
+
+def _must_be(name: str, value: object, kinds: Any, what: str) -> None:
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}")
+
+
+def _conversation_of(cursor: object) -> str | None:
+    if cursor is None:
+        return None
+    conversation_id = cursor.get("threadId") if isinstance(cursor, Mapping) else None
+    if not isinstance(conversation_id, str) or not conversation_id:
+        raise ValueError(f"resume_cursor must be what a session's record had, like {{'threadId': …}}, got {cursor!r}")
+    return conversation_id
+
+
+@attrs.frozen(kw_only=True)
+class _Wanted:
+    """How a session is to be started, as `start_session` takes it. Raises TypeError and ValueError for what cannot be meant."""
+
+    provider: str | Transport | None
+    runtime_mode: RuntimeMode = attrs.field(converter=RuntimeMode)
+    cwd: Path | str | None = None
+    model: str | None = None
+    resume_id: str | None = attrs.field(default=None, converter=_conversation_of, alias="resume_cursor")
+    provider_options: ProviderOptions | None = None
+    asks: AskPolicy = attrs.field(factory=AskPolicy)
+    timeout: float | None = None
+
+    def __attrs_post_init__(self) -> None:
+        _must_be("cwd", self.cwd, str | os.PathLike | None, "a path")
+        _must_be("model", self.model, str | None, "a str")
+        _must_be("timeout", self.timeout, int | float | None, "a number of seconds")
+        if self.timeout is not None and not self.timeout >= 0:
+            raise ValueError(f"timeout must be 0 seconds or more, got {self.timeout}")
+
+    def agent(self, room: Greenroom, known: SessionRecord | None) -> Agent:
+        """Return the agent; what is not named is as `known`."""
+        provider = self.provider if self.provider is not None else known.provider if known is not None else DEFAULT_PROVIDER
+        permissions, approvals = PERMISSIONS[self.runtime_mode]
+        return Agent(
+            _transport(provider, self.provider_options or {}),
+            permissions=permissions,
+            approvals=approvals,
+            asks=self.asks,
+            model=self.model or (known.model if known is not None else None),
+            room=room,
+        )
 
 
 class ById:
@@ -130,85 +179,51 @@ class ById:
         what `Agent` and `Agent.session` raise; ValueError and TypeError for arguments that cannot be meant. What the start of the process
         fails of is in the record (`last_error`).
         """
-        session, connected = self._begin_session(
-            thread_id,
-            provider,
+        wanted = _Wanted(
+            provider=provider,
             runtime_mode=runtime_mode,
             cwd=cwd,
             model=model,
             resume_cursor=resume_cursor,
             provider_options=provider_options,
             asks=asks,
+            timeout=timeout,
         )
+        session, connected = self._begin_session(thread_id, wanted)
         connected.wait(timeout, session._clock)
         return record_of(session._core)
 
     async def astart_session(self, thread_id: str, provider: str | Transport | None = None, **options: Any) -> SessionRecord:
         """The same as `start_session`, in an event loop."""
-        timeout = options.pop("timeout", None)
-        session, connected = await asyncio.to_thread(self._begin_session, thread_id, provider, **options)
+        wanted = _Wanted(provider=provider, **options)
+        session, connected = await asyncio.to_thread(self._begin_session, thread_id, wanted)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_settled(connected), timeout)
+            await asyncio.wait_for(_settled(connected), wanted.timeout)
         return record_of(session._core)
 
-    def _begin_session(
-        self,
-        thread_id: str,
-        provider: str | Transport | None = None,
-        *,
-        runtime_mode: RuntimeMode | str,
-        cwd: Path | str | None = None,
-        model: str | None = None,
-        resume_cursor: Mapping[str, str] | None = None,
-        provider_options: ProviderOptions | None = None,
-        asks: AskPolicy = AskPolicy(),  # noqa: B008 - frozen
-    ) -> tuple[Session, Cell[None]]:
+    def _begin_session(self, thread_id: str, wanted: _Wanted) -> tuple[Session, Cell[None]]:
         self._check()
         _check_id(thread_id)
-        mode, resume_id = RuntimeMode(runtime_mode), _conversation_of(resume_cursor)
         with self._reserved(thread_id):
-            session = self._new_session(
-                thread_id, provider, mode, resume_id, cwd=cwd, model=model, asks=asks, options=provider_options or {}
-            )
+            known = self.directory.get(thread_id)
+            where = wanted.cwd or (known.cwd if known is not None else None) or Path.cwd()
+            agent = wanted.agent(self._as_room(), known)
+            session = agent.session(where, session_id=thread_id, resume_id=wanted.resume_id, renewal=None)
         return session, session._connect()
-
-    def _new_session(
-        self,
-        thread_id: str,
-        provider: str | Transport | None,
-        mode: RuntimeMode,
-        resume_id: str | None,
-        *,
-        cwd: Path | str | None,
-        model: str | None,
-        asks: AskPolicy,
-        options: ProviderOptions,
-    ) -> Session:
-        known = self.directory.get(thread_id)
-        agent = Agent(
-            _transport(provider or (known.provider if known is not None else DEFAULT_PROVIDER), options),
-            permissions=PERMISSIONS[mode][0],
-            approvals=PERMISSIONS[mode][1],
-            asks=asks,
-            model=model or (known.model if known is not None else None),
-            room=self._as_room(),
-        )
-        where = cwd or (known.cwd if known is not None else None) or Path.cwd()
-        return agent.session(where, session_id=thread_id, resume_id=resume_id, renewal=None)
 
     @contextlib.contextmanager
     def _reserved(self, thread_id: str) -> Iterator[None]:
         """Have the id to oneself while a session is begun under it: nobody starts it meanwhile, and so nobody stops it."""
         with self._front_lock:
             if thread_id in self._stopped:
-                raise _was_stopped(thread_id)
+                raise was_stopped(thread_id)
             if thread_id in self._starting or self._living(thread_id) is not None:
                 raise SessionStateError(f"session {thread_id!r} is open already")
             self._starting.add(thread_id)
         try:
             found = self._consult("session", thread_id)
             if found is not None and found.removed:
-                raise _was_stopped(thread_id)
+                raise was_stopped(thread_id)
             yield
         finally:
             with self._front_lock:
@@ -217,11 +232,12 @@ class ById:
     def _check_not_stopped(self, thread_id: str) -> None:
         """Raise SessionStateError for an id that was stopped. Takes no lock: one that is there stays."""
         if thread_id in self._stopped:
-            raise _was_stopped(thread_id)
+            raise was_stopped(thread_id)
 
     def session(self, thread_id: str) -> Session:
         """Return the handle of a session by its id. Raises UnknownSessionError."""
         self._check_process()
+        _must_be("thread_id", thread_id, str, "a str")
         session = self._living(thread_id)
         if session is None:
             raise UnknownSessionError(thread_id, on_record=self.directory.get(thread_id) is not None)
@@ -248,6 +264,7 @@ class ById:
     def _leaving(self, thread_id: str) -> tuple[Session | None, bool]:
         """Return the session that is to be closed, and whether it is this call that stops it."""
         self._check_process()
+        _must_be("thread_id", thread_id, str, "a str")
         with self._front_lock:
             if thread_id in self._stopped:
                 return self._ending(thread_id), False
@@ -272,7 +289,7 @@ class ById:
         SessionStateError while a turn runs, ValueError for an empty input, and what `prepare_turn` raises.
         """
         session = self.session(thread_id)
-        request = _request(input, tuple(attachments), model, interaction_mode)
+        request = _request(input, attachments, model, interaction_mode)
         with session._send_lock:
             ticket, begun = session.prepare_turn(request), Cell[None]()
             session._start(ticket, None, begun)
@@ -289,6 +306,7 @@ class ById:
         False: no turn was named, and none runs. Raises UnknownSessionError, and NoRunningTurnError when another turn runs or none.
         """
         session = self.session(thread_id)
+        _must_be("turn_id", turn_id, str | None, "a str")
         core = session._current
         running = core if core is not None and core.state is TicketState.BEGUN and not core.cell.settled else None
         if turn_id is not None and (running is None or running.turn_id != turn_id):
@@ -350,38 +368,34 @@ class ById:
         return await asyncio.to_thread(self.account, provider, provider_options=provider_options)
 
 
-def _was_stopped(thread_id: str) -> SessionStateError:
+def was_stopped(thread_id: str) -> SessionStateError:
+    """Return what is raised for a session that was stopped for good."""
     return SessionStateError(f"session {thread_id!r} was stopped; start another one, which may take its resume cursor")
 
 
-def _check_id(thread_id: object) -> None:
-    if not isinstance(thread_id, str):
-        raise TypeError(f"thread_id must be a str, got {type(thread_id).__name__}")
+def _check_id(thread_id: str) -> None:
+    _must_be("thread_id", thread_id, str, "a str")
     if not thread_id.strip():
         raise ValueError("thread_id must not be empty")
     check_session_id(thread_id)
 
 
-def _conversation_of(cursor: object) -> str | None:
-    if cursor is None:
-        return None
-    conversation_id = cursor.get("threadId") if isinstance(cursor, Mapping) else None
-    if not isinstance(conversation_id, str) or not conversation_id:
-        raise ValueError(f"resume_cursor must be what a session's record had, like {{'threadId': …}}, got {cursor!r}")
-    return conversation_id
-
-
 def _transport(provider: str | Transport, options: ProviderOptions) -> Transport:
-    """Return the provider's transport. Raises ProviderCapabilityError for a provider or an option that there is not."""
-    _check_mapping("provider_options", options)
+    """Return the provider's transport. Raises ProviderCapabilityError for a provider or an option that there is not, TypeError."""
+    if not isinstance(provider, str) and not hasattr(provider, "profile"):
+        raise TypeError(f"provider must be a name or a ready transport, got {provider!r}")
+    _must_be("provider_options", options, Mapping, "a mapping")
     for name, given in options.items():
         if name not in OPTIONS:
             raise ProviderCapabilityError("provider_options: no such provider", provider=name, hint=f"known ones: {', '.join(OPTIONS)}")
-        _check_mapping(f"provider_options[{name!r}]", given)
-        unknown = sorted(set(given) - OPTIONS[name], key=str)
+        _must_be(f"provider_options[{name!r}]", given, Mapping, "a mapping")
+        unknown = sorted(set(given) - set(OPTIONS[name]), key=str)
         if unknown:
             hint = f"known options: {', '.join(sorted(OPTIONS[name]))}"
             raise ProviderCapabilityError(f"provider_options: no option {unknown[0]!r}", provider=name, hint=hint)
+        for option, value in given.items():
+            kinds, what = OPTIONS[name][option]
+            _must_be(f"provider_options[{name!r}][{option!r}]", value, kinds | None, what)
     if not isinstance(provider, str):
         if options:
             raise ProviderCapabilityError("provider_options belong to the transport; a ready one has its own")
@@ -397,14 +411,9 @@ def _transport(provider: str | Transport, options: ProviderOptions) -> Transport
     return factory(binary=given.get("binary_path"), env=env, **more)
 
 
-def _check_mapping(name: str, value: object) -> None:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{name} must be a mapping, got {type(value).__name__}")
-
-
-def _request(text: object, attachments: tuple[Attachment, ...], model: str | None, interaction_mode: InteractionMode | str) -> TurnRequest:
-    if not isinstance(text, str):
-        raise TypeError(f"input must be a str, got {type(text).__name__}")
-    if not text.strip() and not attachments:
+def _request(text: str, attachments: Iterable[Attachment], model: str | None, interaction_mode: InteractionMode | str) -> TurnRequest:
+    _must_be("input", text, str, "a str")
+    request = TurnRequest(text, attachments=attachments, model=model, interaction_mode=InteractionMode(interaction_mode))
+    if not request.prompt.strip() and not request.attachments:
         raise ValueError("input must not be empty")
-    return TurnRequest(text, attachments=attachments, model=model, interaction_mode=InteractionMode(interaction_mode))
+    return request

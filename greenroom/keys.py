@@ -10,7 +10,7 @@ from greenroom.actors.ticket import TicketCore, TicketState
 from greenroom.errors import SessionStateError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from greenroom.agent import TurnTicket
+    from greenroom.preparing import TurnTicket
 
 
 @attrs.frozen(kw_only=True)

@@ -313,6 +313,8 @@ Attachment = ImageAttachment | TextAttachment
 
 
 def _attachments(values: Iterable[Attachment]) -> tuple[Attachment, ...]:
+    if not isinstance(values, Iterable):
+        raise TypeError(f"attachments must be a sequence of them, got {type(values).__name__}")
     attachments = tuple(values)
     for attachment in attachments:
         if not isinstance(attachment, ImageAttachment | TextAttachment):

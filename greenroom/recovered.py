@@ -16,8 +16,10 @@ from greenroom.journal.records import TicketDecided
 from greenroom.model import Turn, TurnRequest
 
 if TYPE_CHECKING:
-    from greenroom.agent import Agent, Session, TurnTicket
+    from greenroom.agent import Agent
+    from greenroom.preparing import TurnTicket
     from greenroom.room import Greenroom
+    from greenroom.session import Session
 
 
 @attrs.frozen(kw_only=True)
@@ -53,8 +55,8 @@ class Recovered:
         conversation; what `Agent.session` and `Session.prepare_turn` raise.
         """
         session = self._session(agent)
-        ticket = session._take_up(self._ticket)  # noqa: SLF001
-        self._room._decided(self.turn_id)  # noqa: SLF001
+        ticket = session._preparing.take_up(self._ticket)
+        self._room._decided(self.turn_id)
         return session, ticket
 
     def rerun(self, agent: Agent | None = None) -> tuple[Session, TurnTicket]:
@@ -63,36 +65,26 @@ class Recovered:
         What the cut turn has done already is not undone, and the provider may be shown the prompt twice. Raises as `resume` does.
         """
         session = self._session(agent)
-        ticket = session._run_again(self._ticket)  # noqa: SLF001
-        self._room._decided(self.turn_id)  # noqa: SLF001
+        ticket = session._preparing.run_again(self._ticket)
+        self._room._decided(self.turn_id)
         return session, ticket
 
     def discard(self) -> None:
         """Let it be: it is listed no more. Raises SessionStateError when it was decided upon already, StoreUnavailableError."""
         self._check()
-        self._room._put_durably(TicketDecided(turn_id=self.turn_id, decision=Decision.DISCARD), "the turn was not discarded")  # noqa: SLF001
-        self._room._decided(self.turn_id)  # noqa: SLF001
+        self._room._put_durably(TicketDecided(turn_id=self.turn_id, decision=Decision.DISCARD), "the turn was not discarded")
+        self._room._decided(self.turn_id)
 
     def _check(self) -> None:
-        if not self._room._is_open(self.turn_id):  # noqa: SLF001
+        if not self._room._is_open(self.turn_id):
             raise SessionStateError(f"turn {self.turn_id!r} was decided upon already")
 
     def _session(self, agent: Agent | None) -> Session:
         self._check()
-        living = self._room._living(self.session.id)  # noqa: SLF001
+        living = self._room._living(self.session.id)
         if living is not None:
             return living
-        opened = self._recorded.opened
-        spec = opened.spec
-        return (agent or self._agent()).session(
-            spec.cwd,
-            session_id=opened.session_id,
-            mcp_servers=spec.mcp_servers,
-            reasoning_effort=spec.reasoning_effort,
-            skill_scope=spec.skill_scope,
-            mcp_scope=spec.mcp_scope,
-            config_scope=spec.config_scope,
-        )
+        return (agent or self._agent())._recover(self._recorded.opened.spec, self.session.id)
 
     def _agent(self) -> Agent:
         opened = self._recorded.opened

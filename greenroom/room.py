@@ -34,12 +34,12 @@ from greenroom.actors.runtime import tell
 from greenroom.actors.session import SessionActor
 from greenroom.actors.store import Keeper
 from greenroom.actors.supervisor import SupervisorActor
-from greenroom.agent import Agent, Session
+from greenroom.agent import Agent
 from greenroom.asks import Answer, Pending
 from greenroom.clock import Clock, SystemClock
 from greenroom.directory import SessionDirectory, found_record
 from greenroom.errors import JournalError, SessionCrashedError, SessionStateError, StoreUnavailableError
-from greenroom.front import ById
+from greenroom.front import ById, was_stopped
 from greenroom.ids import IdAllocator, RandomIds
 from greenroom.journal import Journal, Recovery, Retention
 from greenroom.journal.files import Sync
@@ -47,6 +47,7 @@ from greenroom.journal.records import AskClosed, SessionClosed, SessionOpened, S
 from greenroom.model import Checkpoint, Turn
 from greenroom.policy.session import replay_on
 from greenroom.recovered import Recovered, recovered
+from greenroom.session import Session
 from greenroom.signals import ClosingOnSignals
 from greenroom.subscriptions import Audience, EventStream, Subscription
 from greenroom.transports.base import Flags
@@ -325,12 +326,14 @@ class Greenroom(ById):
             raise SessionStateError(f"session {session_id!r} is open already")
         self._check_not_stopped(session_id)
 
-    def _find_session(self, session_id: str) -> FoundSession | None:
-        """Look the session up in the journal. Raises SessionStateError when it lives."""
+    def _find_session(self, session_id: str, *, stopped_too: bool = False) -> FoundSession | None:
+        """Look the session up in the journal. Raises SessionStateError when it lives, or was stopped and is not meant (`stopped_too`)."""
         self._check_free(session_id)
         found = self._consult("session", session_id)
         if found is None:
             return None
+        if found.removed and not stopped_too:
+            raise was_stopped(session_id)
         inputs, events = self._consult("progress", session_id)
         checkpoint = Checkpoint(found.last_conversation_id) if found.last_conversation_id is not None else None
         return FoundSession(
@@ -339,6 +342,7 @@ class Greenroom(ById):
             checkpoint=checkpoint,
             ledger=Ledger(session_id=session_id, inputs=inputs, events=events),
             spent=self._consult("spent", session_id),
+            removed=found.removed,
         )
 
     def _past(self, opened: SessionOpened) -> Past | None:
@@ -415,6 +419,7 @@ class FoundSession:
     checkpoint: Checkpoint | None
     ledger: Ledger
     spent: Spent | None
+    removed: bool
 
 
 _rooms: weakref.WeakSet[Greenroom] = weakref.WeakSet()

@@ -20,7 +20,8 @@ from greenroom.events import SessionEvent
 from greenroom.model import Turn
 
 if TYPE_CHECKING:
-    from greenroom.agent import Session, TurnTicket
+    from greenroom.preparing import TurnTicket
+    from greenroom.session import Session
 
 
 class _Bell:

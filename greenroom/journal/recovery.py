@@ -127,7 +127,7 @@ class Recovery:
             opened=self._value(opened, SessionOpened),
             closed_at_s=closed_at_s,
             last_conversation_id=text_of(conversation_id),
-            removed=closed_at_s is not None and bool(removed),
+            removed=bool(removed),
         )
 
     def progress(self, session_id: str) -> tuple[int, int]:

@@ -171,11 +171,6 @@ def scan() -> Snapshot:
     return _scan_proc() if _ON_LINUX else _scan_psutil()
 
 
-def find_marked(prefix_or_mark: str) -> list[Found]:
-    """Return the living processes that carry this mark, or one that begins with this prefix (which ends in a slash)."""
-    return scan().matching([prefix_or_mark])
-
-
 def start_time_of(pid: int) -> int | None:
     """Return when the process started, in clock ticks since the boot, as `Found` has it; None when it is gone."""
     if not _ON_LINUX:

@@ -1,4 +1,4 @@
-"""The real Claude Code asks, and a person answers: from another thread, later, or never."""
+"""The real Claude Code asks, and a person answers: from another thread, later, or never. What Codex does alike is tried on both."""
 
 from __future__ import annotations
 
@@ -71,6 +71,13 @@ ELICITING = textwrap.dedent(
 )
 
 
+@pytest.fixture(params=["stage", "codex_stage"])
+def either(request: pytest.FixtureRequest) -> Stage:
+    """A stage for the one CLI, and for the other."""
+    stage: Stage = request.getfixturevalue(request.param)
+    return stage
+
+
 def asking(stage: Stage, **options: object) -> Session:
     """Begin a session whose agent asks."""
     session = options.pop("session", {})
@@ -140,15 +147,15 @@ def test_for_the_session_is_for_this_file_only(stage: Stage) -> None:
     assert [path.name for path in stage.cwd.iterdir()] == ["a.txt"]
 
 
-def test_cancelling_ends_the_turn_and_the_conversation_goes_on(stage: Stage) -> None:
-    with asking(stage) as session:
-        running = stage.begin(session, "BASH touch no.txt\nSAY never")
-        answering(stage, running, CancelTurn())
+def test_cancelling_ends_the_turn_and_the_conversation_goes_on(either: Stage) -> None:
+    with asking(either) as session:
+        running = either.begin(session, "BASH touch no.txt\nSAY never")
+        answering(either, running, CancelTurn())
         turn = running.join()
         assert (turn.result.interrupted, turn.forced) == (True, False)
-        assert stage.run(session, "SAY next").result.text == "next"
-        assert session.conversation_id == turn.conversation_id
-    assert not list(stage.cwd.iterdir())
+        assert either.run(session, "SAY next").result.text == "next"
+        assert session.last_turn_conversation_id == turn.conversation_id
+    assert not list(either.cwd.iterdir())
 
 
 def test_the_users_answer_reaches_the_model(stage: Stage) -> None:
@@ -213,28 +220,28 @@ def close(session: Session) -> None:
 
 
 @pytest.mark.parametrize(("end", "by"), [(interrupt, "interrupt"), (close, "closed")])
-def test_a_stop_takes_back_what_waits(stage: Stage, end: Callable[[Session], None], by: str) -> None:
-    with asking(stage) as session:
-        running = stage.begin(session, "BASH touch no.txt\nSAY never")
-        request = pending(stage, running)
+def test_a_stop_takes_back_what_waits(either: Stage, end: Callable[[Session], None], by: str) -> None:
+    with asking(either) as session:
+        running = either.begin(session, "BASH touch no.txt\nSAY never")
+        request = pending(either, running)
         end(session)
         assert running.join().result.interrupted
-        assert stage.room.answer(request.request_id, Accept()) is False
+        assert either.room.answer(request.request_id, Accept()) is False
         assert [event.by for event in running.saw(ApprovalResolved)] == [by]
-    assert not list(stage.cwd.iterdir())
+    assert not list(either.cwd.iterdir())
 
 
-def test_a_kill_while_it_waits_and_the_turn_goes_on(stage: Stage) -> None:
-    with asking(stage) as session:
-        running = stage.begin(session, "BASH touch yes.txt\nSAY done")
-        request = pending(stage, running)
-        stage.kill()
-        until(lambda: request not in stage.room.pending(), "the end of the wait")
-        assert stage.room.answer(request.request_id, Accept()) is False
+def test_a_kill_while_it_waits_and_the_turn_goes_on(either: Stage) -> None:
+    with asking(either) as session:
+        running = either.begin(session, "BASH touch yes.txt\nSAY done")
+        request = pending(either, running)
+        either.kill()
+        until(lambda: request not in either.room.pending(), "the end of the wait")
+        assert either.room.answer(request.request_id, Accept()) is False
         for _ in range(2):
-            until(lambda: stage.room.pending() or running.ticket.ended, "the end, or the request again")
-            if stage.room.pending():
-                stage.room.answer(stage.room.pending()[0].request_id, Accept())
+            until(lambda: either.room.pending() or running.ticket.ended, "the end, or the request again")
+            if either.room.pending():
+                either.room.answer(either.room.pending()[0].request_id, Accept())
         assert running.join().restarts == 1
     assert running.saw(ApprovalResolved)[0].by == "died"
 

@@ -1,22 +1,17 @@
-"""The real Codex asks, and a person answers: from another thread, later, or never."""
+"""The real Codex asks, and a person answers: what is its own. What is alike is in test_asks.py."""
 
 from __future__ import annotations
 
 import json
 import pathlib
 import sys
-from collections.abc import Callable
-
-import pytest
 
 from greenroom import (
     Accept,
     AcceptForSession,
     ApprovalPolicy,
     ApprovalRequested,
-    ApprovalResolved,
     AskPolicy,
-    CancelTurn,
     Decline,
     Lifecycle,
     NativeMode,
@@ -28,8 +23,7 @@ from greenroom import (
     SteerConsumed,
 )
 from tests.e2e.codex_stage import CodexStage
-from tests.e2e.stage import until
-from tests.e2e.test_asks import ASKING, ELICITING, answering, asking, close, interrupt, pending, shown_results
+from tests.e2e.test_asks import ASKING, ELICITING, answering, asking, pending, shown_results
 
 
 def test_what_is_accepted_runs_and_what_is_declined_does_not_and_the_model_is_told(codex_stage: CodexStage) -> None:
@@ -77,18 +71,6 @@ def test_in_the_sandbox_what_goes_beyond_it_is_asked(codex_stage: CodexStage) ->
         running.join()
     assert [request.reason for request in requests] == ["the script wants it"] * 2
     assert sorted(path.name for path in stage.cwd.iterdir()) == [".git-like", "in.txt"]
-
-
-def test_cancelling_ends_the_turn_and_the_thread_goes_on(codex_stage: CodexStage) -> None:
-    stage = codex_stage
-    with asking(stage) as session:
-        running = stage.begin(session, "BASH touch no.txt\nSAY never")
-        answering(stage, running, CancelTurn())
-        turn = running.join()
-        assert (turn.result.interrupted, turn.forced) == (True, False)
-        assert stage.run(session, "SAY next").result.text == "next"
-        assert session.last_turn_conversation_id == turn.conversation_id
-    assert not list(stage.cwd.iterdir())
 
 
 def test_an_mcp_tool_and_a_form_of_its_server(codex_stage: CodexStage) -> None:
@@ -154,35 +136,6 @@ def test_the_users_answer_reaches_the_model(codex_stage: CodexStage) -> None:
     assert isinstance(first, PendingQuestion)
     assert [(question.id, question.text, len(question.options)) for question in first.questions] == [("pick", "Which one?", 2)]
     assert [json.loads(result) for result in shown_results(stage)] == [{"answers": {"pick": {"answers": ["Blue"]}}}, {"answers": {}}]
-
-
-@pytest.mark.parametrize(("end", "by"), [(interrupt, "interrupt"), (close, "closed")])
-def test_a_stop_takes_back_what_waits(codex_stage: CodexStage, end: Callable[[Session], None], by: str) -> None:
-    stage = codex_stage
-    with asking(stage) as session:
-        running = stage.begin(session, "BASH touch no.txt\nSAY never")
-        request = pending(stage, running)
-        end(session)
-        assert running.join().result.interrupted
-        assert stage.room.answer(request.request_id, Accept()) is False
-        assert [event.by for event in running.saw(ApprovalResolved)] == [by]
-    assert not list(stage.cwd.iterdir())
-
-
-def test_a_kill_while_it_waits_and_the_turn_goes_on(codex_stage: CodexStage) -> None:
-    stage = codex_stage
-    with asking(stage) as session:
-        running = stage.begin(session, "BASH touch yes.txt\nSAY done")
-        request = pending(stage, running)
-        stage.processes()[0].kill()
-        until(lambda: request not in stage.room.pending(), "the end of the wait")
-        assert stage.room.answer(request.request_id, Accept()) is False
-        for _ in range(2):
-            until(lambda: stage.room.pending() or running.ticket.ended, "the end, or the request again")
-            if stage.room.pending():
-                stage.room.answer(stage.room.pending()[0].request_id, Accept())
-        assert running.join().restarts == 1
-    assert running.saw(ApprovalResolved)[0].by == "died"
 
 
 def test_the_others_on_the_server_go_on_while_one_waits_past_its_timeout(codex_stage: CodexStage, tmp_path: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from greenroom import ApprovalPolicy, Greenroom, NativePermissions, ToolCall, TransportDied, TransportRestarted
 from greenroom.transports.guard import host_id
-from greenroom.transports.marks import find_marked, host_prefix
+from greenroom.transports.marks import host_prefix, scan
 from tests.e2e.codex_stage import CodexStage
 from tests.e2e.stage import Running, until
 
@@ -50,7 +50,7 @@ def test_thirty_two_conversations_in_one_server_leave_nothing(codex_stage: Codex
         stage.run(another, "SAY hi")
         assert len(stage.processes()) == 2
     stage.room.close()
-    assert find_marked(host_prefix(host_id())) == []
+    assert scan().matching([host_prefix(host_id())]) == []
     assert not stage.processes()
     until(lambda: set(threading.enumerate()) - threads_before - {threading.current_thread()} <= set(), "the threads to end")
 

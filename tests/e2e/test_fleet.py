@@ -9,7 +9,7 @@ import threading
 
 from greenroom import Turn
 from greenroom.transports.guard import host_id
-from greenroom.transports.marks import find_marked, host_prefix
+from greenroom.transports.marks import host_prefix, scan
 from tests.e2e.stage import Running, Stage, until
 
 SESSIONS = 16
@@ -51,7 +51,7 @@ def test_sixteen_clis_edit_sixteen_repositories_and_leave_nothing(stage: Stage) 
     pids = [process.pid for folder in folders for process in stage.processes(folder)]
     assert len(pids) == SESSIONS
     stage.room.close()
-    assert find_marked(host_prefix(host_id())) == []
+    assert scan().matching([host_prefix(host_id())]) == []
     assert not [folder for folder in folders if stage.processes(folder)]
     until(lambda: set(threading.enumerate()) - threads_before - {threading.current_thread()} <= set(), "the threads to end")
 

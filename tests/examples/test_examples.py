@@ -62,6 +62,13 @@ SAYS = {
         r"rolled back 1 \(completed\): the plan\nrolled back 2 \(completed\): a first try\nparent 1",
         r"parent 3 \(completed\): this way\nfork 1 (?s:.*)fork 3 \(completed\): that way",
     ),
+    "turn_requests.py": (
+        r"the model, default: 'The lamp is red\.'",
+        r"the model, plan: 'By a green lamp\.'",
+        r"haiku, default: 'Green\.'",
+        r"the model, default: 'Green lamp\.'",
+        r"refused: attachment '.*build\.log' is not an image",
+    ),
     "stalls.py": (
         r"before the first turn it is idle",
         r"it is at: tool Bash \d+ s",
@@ -99,7 +106,7 @@ def test_it_runs(name, tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["one_session.py", "fleet.py", "asyncio_stream.py", "checkpoints.py"])
+@pytest.mark.parametrize("name", ["one_session.py", "fleet.py", "asyncio_stream.py", "checkpoints.py", "turn_requests.py"])
 def test_it_runs_on_the_real_cli(name, tmp_path):
     with ModelServer() as server:
         ended = run(str(EXAMPLES / name), "--real", cwd=tmp_path, given=server.env(tmp_path / "home"))

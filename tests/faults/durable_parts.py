@@ -21,10 +21,11 @@ from greenroom.actors.ledger import Ledger
 from greenroom.actors.runtime import tell
 from greenroom.actors.store import Keeper, unavailable
 from greenroom.actors.ticket import TicketCore
-from greenroom.agent import Agent, TurnTicket
+from greenroom.agent import Agent
 from greenroom.errors import StoreFailedError
 from greenroom.journal import STANDARD, Journal
 from greenroom.model import StoreFault
+from greenroom.preparing import TurnTicket
 
 TABLES = ("session", "ticket", "request", "outcome", "checkpoint", "spent", "input", "agent_events")
 """All but the processes, which are this machine's."""
@@ -132,16 +133,16 @@ class SimAgent(Agent):
     def _settings(self, *args, **options):
         return attrs.evolve(super()._settings(*args, **options), session_nonce=self.caller.world.nonce())
 
-    def session(self, *args, **options):
-        session = super().session(*args, **options)
-        session._prepare = lambda request, **demands: post(self.caller, session, request, **demands)
+    def _begin(self, *args, **options):
+        session = super()._begin(*args, **options)
+        session._preparing._prepare = lambda request, **demands: post(self.caller, session, request, **demands)
         self.caller.session = session
         return session
 
 
 def post(caller, session, request, *, expect_conversation=None, pin=False, key=None, turn_id=None, nonce=None, sent=None, replaces=None):
-    """Do what `Session._prepare` does, without waiting for the answer."""
-    turn_id = turn_id or session._ids.new_id("turn")
+    """Do what `Preparing._prepare` does, without waiting for the answer."""
+    turn_id = turn_id or session._preparing._ids.new_id("turn")
     core = TicketCore(turn_id, session.id, on_told=session._room._teller(turn_id))
     core.sent = sent is not None
     reply = Cell()

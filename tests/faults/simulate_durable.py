@@ -242,7 +242,7 @@ class Caller:
         self.granted[turn_id] = mine.work
         session._room._decided(turn_id)
         if mine.work.key is not None:
-            session._keys.add(
+            session._preparing.keys.add(
                 mine.work.key,
                 Keyed(ticket=mine.ticket, core=mine.core, nonce=mine.message.nonce, request_hash=mine.message.request_hash),
             )

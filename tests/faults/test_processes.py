@@ -16,7 +16,7 @@ import pytest
 from greenroom.transports import guard_script
 from greenroom.transports.environment import child_env
 from greenroom.transports.guard import Guard, host_id
-from greenroom.transports.marks import Sweep, find_marked, host_prefix, make_mark, scan
+from greenroom.transports.marks import Sweep, host_prefix, make_mark, scan
 from greenroom.transports.pipes import Oversized, ProcessIO
 from greenroom.transports.process import BlockingProcess, LocalExecutor
 
@@ -239,7 +239,7 @@ def test_the_whole_family_is_found_and_ended(start, mark, watched):
     process = start(*python(FAMILY))
     pids = list(map(int, BlockingProcess(process).read(PATIENCE_S)[1].split()))
     fds = watched(*pids)
-    assert {found.pid for found in find_marked(mark)} == set(pids[:3])  # two have a cleared environment
+    assert {found.pid for found in scan().matching([mark])} == set(pids[:3])  # two have a cleared environment
     process.terminate()
     assert gone(fds, 0.2) == 5  # all ignore it, or do not hear it
     sweep = end_all(mark)
@@ -256,7 +256,7 @@ def test_after_its_death_a_cleared_environment_is_found_by_the_session_seen_befo
     assert set(sids) == {process.pid}
     os.kill(process.pid, signal.SIGKILL)
     Owner(process).run()
-    assert find_marked(mark) == []
+    assert scan().matching([mark]) == []
     end_all(mark)
     assert gone(fds, 0.1) == 1  # the mark alone does not lead to it
     end_all(mark, sids)
@@ -271,7 +271,7 @@ def test_one_session_is_ended_and_its_neighbour_is_not(start, mark, tmp_path):
         end_all(mark)
         assert Owner(process).run().io.exit.signal == signal.SIGKILL
         assert neighbour.process.poll() is None
-        assert [found.pid for found in find_marked(mark.rsplit("/", 2)[0] + "/")] == [neighbour.process.pid]
+        assert [found.pid for found in scan().matching([mark.rsplit("/", 2)[0] + "/"])] == [neighbour.process.pid]
     finally:
         neighbour.close()
 
@@ -279,7 +279,7 @@ def test_one_session_is_ended_and_its_neighbour_is_not(start, mark, tmp_path):
 def test_a_room_inside_a_tool_is_found_by_the_marks_of_both(start, mark, monkeypatch):
     monkeypatch.setenv("GREENROOM_MARK", "gr/outer/r/s/1")
     process = start("sleep", "300")
-    outer = [found for found in find_marked("gr/outer/r/s/1") if found.pid == process.pid]
+    outer = [found for found in scan().matching(["gr/outer/r/s/1"]) if found.pid == process.pid]
     assert len(outer) == 1
     assert process.mark == mark
 
@@ -287,14 +287,14 @@ def test_a_room_inside_a_tool_is_found_by_the_marks_of_both(start, mark, monkeyp
 def test_a_process_is_found_as_soon_as_it_is_started(start, mark):
     for _ in range(50):
         process = start("sleep", "300")
-        assert process.pid in {found.pid for found in find_marked(mark)}
+        assert process.pid in {found.pid for found in scan().matching([mark])}
         process.kill()
 
 
 def test_zombies_are_not_alive(start, mark):
     process = start("true")
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert find_marked(mark) == []
+    assert scan().matching([mark]) == []
 
 
 # --- the guard ---
@@ -353,7 +353,7 @@ def host(request):
 def test_a_host_that_dies_leaves_nothing(host, number):
     host.popen.send_signal(number)
     assert gone(host.fds, PATIENCE_S) == 0
-    assert find_marked(host.prefix) == []
+    assert scan().matching([host.prefix]) == []
 
 
 def test_the_guard_holds_no_output_of_the_host_open(host):

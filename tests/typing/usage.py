@@ -1,9 +1,11 @@
 """Not run: mypy reads it, and tests/typing/test_types.py compares what it says."""
 
+import os
 from typing import reveal_type
 
-from greenroom import Agent, ApprovalPolicy, Greenroom, NativePermissions, TurnRequest
+from greenroom import Agent, ApprovalPolicy, ClaudeStreamTransport, Greenroom, NativePermissions, TurnRequest
 from greenroom.testing import FakeTransport
+from greenroom.transports.claude.launch import ClaudeHook
 
 
 async def use(agent: Agent) -> None:
@@ -25,3 +27,7 @@ with Greenroom() as room:
     agent = room.agent(FakeTransport(), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
     reveal_type(agent)
 Agent("claude")
+
+
+def with_hooks() -> ClaudeStreamTransport:
+    return ClaudeStreamTransport(hooks=[ClaudeHook(event="PostToolUse", command="true")], env=os.environ)

@@ -522,6 +522,26 @@ def test_sessions_are_found_again_and_go_on_under_their_ids(tmp_path):
         assert room.send_turn("kept", "y").wait(PATIENCE_S).conversation_id == before.resume_cursor["threadId"]
 
 
+def test_a_stopped_session_is_opened_again_for_the_outcome_that_nobody_has_and_for_nothing_else(tmp_path):
+    transport, state_dir = FakeTransport(profile=EVERY_MODE), tmp_path / "state"
+    with Greenroom(state_dir=state_dir) as room:
+        start(room, tmp_path, transport=transport)
+        sent = room.send_turn("t", "x")
+        reach(room, "t", SessionStatus.READY)
+        room.stop_session("t")
+    for _ in range(2):
+        with Greenroom(state_dir=state_dir) as room:
+            agent = room.agent(transport, permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
+            for _ in range(2):
+                with pytest.raises(SessionStateError, match="session 't' was stopped; start another one"):
+                    agent.session(tmp_path, session_id="t")
+                for found in room.recovered():
+                    session, ticket = found.resume(agent)
+                    assert (ticket.turn_id, session.run(ticket).result.text) == (sent.turn_id, "echo: x")
+                    session.close()
+            assert room.directory.list() == ()
+
+
 def test_a_record_that_was_removed_is_not_found_again(tmp_path):
     for listed in (0, 1, 0):
         with Greenroom(state_dir=tmp_path / "state") as room:
@@ -612,6 +632,54 @@ def test_a_name_that_no_process_could_be_marked_with_is_refused(room, tmp_path):
 def test_provider_options_that_are_no_mapping_are_refused(room, tmp_path, options):
     with pytest.raises(TypeError, match="must be a mapping"):
         room.start_session("t", "claude", runtime_mode="full-access", cwd=tmp_path, provider_options=options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"provider": 5}, "provider"),
+        ({"provider": 0}, "provider"),
+        ({"cwd": 5}, "cwd"),
+        ({"model": 5}, "model"),
+        ({"timeout": "5"}, "timeout"),
+        ({"asks": None}, "asks"),
+        ({"provider_options": {"claude": {"binary_path": 5}}}, r"provider_options\['claude'\]\['binary_path'\]"),
+        ({"provider_options": {"claude": {"home_path": 5}}}, r"provider_options\['claude'\]\['home_path'\]"),
+        ({"provider_options": {"claude": {"env": 5}}}, r"provider_options\['claude'\]\['env'\]"),
+        ({"provider_options": {"claude": {"partial_messages": "no"}}}, r"provider_options\['claude'\]\['partial_messages'\]"),
+    ],
+)
+def test_a_start_with_what_is_of_another_type_is_refused_by_name(room, tmp_path, wrong, name):
+    asked = {"provider": "claude", "runtime_mode": "full-access", "cwd": tmp_path, **wrong}
+    with pytest.raises(TypeError, match=f"^{name} must be"):
+        room.start_session("t", **asked)
+    with pytest.raises(TypeError, match=f"^{name} must be"):
+        asyncio.run(room.astart_session("t", **asked))
+    assert room.directory.list() == ()
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_start_with_a_timeout_that_cannot_be_meant_is_refused(room, tmp_path, timeout):
+    with pytest.raises(ValueError, match="timeout must be 0 seconds or more"):
+        start(room, tmp_path, timeout=timeout)
+    assert room.directory.list() == ()
+
+
+def test_calls_with_what_is_of_another_type_are_refused_by_name(room, tmp_path):
+    start(room, tmp_path)
+    for call in (room.session, room.stop_session, room.interrupt_turn, room.read_thread):
+        for wrong in (5, []):
+            with pytest.raises(TypeError, match="thread_id must be a str"):
+                call(wrong)
+    with pytest.raises(TypeError, match="turn_id must be a str"):
+        room.interrupt_turn("t", 5)
+    with pytest.raises(TypeError, match="attachments must be"):
+        room.send_turn("t", "x", 5)
+    with pytest.raises(ValueError, match="model must be"):
+        room.send_turn("t", "x", model=5)
+    with pytest.raises(TypeError, match="provider must be"):
+        room.account(5)
+    assert room.send_turn("t", "x").wait(PATIENCE_S).result.text == "echo: x"
 
 
 def test_a_fork_in_a_closed_room_is_refused_by_name(tmp_path):

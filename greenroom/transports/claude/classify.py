@@ -17,6 +17,7 @@ import attrs
 
 from greenroom.model import FailureKind
 from greenroom.transports.claude.frames import Frame
+from greenroom.transports.retry_after import retry_after_s
 
 _LIMIT = re.compile(
     r"hit your .{0,40}limit|usage limit|limit reached|spend(ing)? limit|credit balance|out of (extra )?(usage|credits)"
@@ -41,10 +42,6 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 _LASTING = re.compile(r"certificate|ENOSPC|no space left|out of memory|heap limit", re.IGNORECASE)
-_RETRY_AFTER = re.compile(
-    r"(?:retry[- ]after|(?:try|retry)(?: again)? in)\D{0,3}(\d+(?:\.\d+)?) ?(ms|m(?:in(?:ute)?s?)?\b|h(?:ours?)?\b|s|)", re.IGNORECASE
-)
-
 _BY_TERMINAL_REASON = {
     "prompt_too_long": FailureKind.CONTEXT_OVERFLOW,
     "blocking_limit": FailureKind.CONTEXT_OVERFLOW,
@@ -183,16 +180,6 @@ _BY_TEXT = (
 def kind_of_text(text: str) -> FailureKind:
     """Classify by text alone; the last resort."""
     return next((kind for pattern, kind in _BY_TEXT if pattern.search(text)), FailureKind.OTHER)
-
-
-def retry_after_s(text: str) -> float | None:
-    """Return the wait that a text names ("try again in 5 minutes"), in seconds."""
-    found = _RETRY_AFTER.search(text)
-    if found is None:
-        return None
-    unit = found[2].lower()
-    scale = 0.001 if unit == "ms" else 3600 if unit.startswith("h") else 60 if unit.startswith("m") else 1
-    return float(found[1]) * scale
 
 
 def _text(result: Frame) -> str:

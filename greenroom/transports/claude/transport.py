@@ -11,15 +11,15 @@ import shutil
 import sys
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from greenroom.clock import Clock
+import attrs
+
 from greenroom.errors import McpConfigError, ProviderCapabilityError
 from greenroom.events import ToolCall
 from greenroom.history import Account, Thread
-from greenroom.ids import IdAllocator, new_nonce
+from greenroom.ids import new_nonce
 from greenroom.model import Checkpoint, ConversationSpec, NativeMode, OutputSchema, ProviderProfile, StdioMcpServer, TurnRequest
-from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec
+from greenroom.transports.base import Conversation, Flags, Launch, LaunchSpec
 from greenroom.transports.binaries import Program
 from greenroom.transports.claude import queries, transcript
 from greenroom.transports.claude.codec import ClaudeCodec
@@ -34,11 +34,9 @@ from greenroom.transports.claude.launch import (
     schema_of,
 )
 from greenroom.transports.claude.lines import MAX_TEXT_BYTES, request_too_long
-from greenroom.transports.environment import child_env, without_parent
-from greenroom.transports.home_models import HomeModels
+from greenroom.transports.installed import InstalledCli, servers_key
 from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
-from greenroom.transports.versions import check_version
 
 NAME = "claude"
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -75,69 +73,33 @@ PROFILE = ProviderProfile(
 )
 
 
-class ClaudeStreamTransport:
+def _hooks(hooks: Iterable[ClaudeHook]) -> tuple[ClaudeHook, ...]:
+    return tuple(hooks)  # a converter of its own, so that type checkers know what `hooks=` takes
+
+
+@attrs.define(kw_only=True, eq=False, repr=False, slots=False)
+class ClaudeStreamTransport(InstalledCli):
     """Claude Code, one long-lived process per conversation.
 
     `env`: the whole environment of the processes (None: the caller's), less markers of a parent session. `binary`: a path, or a name
     on PATH. `hooks`: command hooks for every process. `partial_messages`: text comes in pieces. Times are in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        executor: Executor | None = None,
-        env: Mapping[str, str] | None = None,
-        clock: Clock | None = None,
-        ids: IdAllocator | None = None,
-        hooks: Iterable[ClaudeHook] = (),
-        check_timeout: float = 15.0,
-        startup_timeout_s: float = 60.0,
-        interrupt_grace_s: float = 10.0,
-        close_grace_s: float = 5.0,
-        steer_grace_s: float = 10.0,
-        binary: str | Path | None = None,
-        partial_messages: bool = False,
-    ) -> None:
-        self.executor = executor
-        self.env = None if env is None else dict(env)
-        self.clock = clock
-        self.ids = ids
-        self.hooks = tuple(hooks)
-        self.check_timeout = check_timeout
-        self.startup_timeout_s = startup_timeout_s
-        self.interrupt_grace_s = interrupt_grace_s
-        self.close_grace_s = close_grace_s
-        self.steer_grace_s = steer_grace_s
-        self.partial_messages = partial_messages
-        self._binary = binary
-        self._home_models = HomeModels()
+    program = PROGRAM
+
+    hooks: tuple[ClaudeHook, ...] = attrs.field(default=(), converter=_hooks)
+    steer_grace_s: float = 10.0
+    partial_messages: bool = False
 
     @property
     def profile(self) -> ProviderProfile:
         """What Claude Code can do."""
         return PROFILE
 
-    def find_binary(self) -> str:
-        """Return the binary's path: the given one, else from PATH, else the one in the package claude-agent-sdk.
-
-        Raises CliNotFoundError.
-        """
-        return PROGRAM.find(self._environment(), self._binary)
-
-    def check(self) -> str:
-        """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
-
-        Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 2.1.332.
-        """
-        return check_version(self.find_binary(), without_parent(self._environment()), self.check_timeout, PROGRAM)
-
     @property
     def state_home(self) -> str:
         """Where Claude Code keeps its conversations: a conversation id means something within it only."""
         return str(transcript.state_home(self._environment()))
-
-    def _environment(self) -> Mapping[str, str]:
-        return os.environ if self.env is None else self.env
 
     def validate(self, spec: ConversationSpec, request: TurnRequest | None = None) -> None:
         """Refuse by name what Claude Code cannot do. Raises ProviderCapabilityError, SchemaDialectError, McpConfigError."""
@@ -166,7 +128,7 @@ class ClaudeStreamTransport:
         return Flags(
             key=(
                 _schema_key(schema),
-                _servers_key(servers),
+                servers_key(servers),
                 effort,
                 None if env is None else tuple(sorted(env.items())),
                 request.extra_args,
@@ -231,7 +193,7 @@ class ClaudeStreamTransport:
         Raises SessionStateError when it has fewer turns, SessionResumeError when it is gone, QueryFailedError when the CLI refuses.
         """
         conversation_id = spec.resume_id or ""
-        place = self._place(f"conversation {conversation_id!r} was not rolled back", spec.cwd, "--resume", conversation_id)
+        place = self._process(f"conversation {conversation_id!r} was not rolled back", spec.cwd, "--resume", conversation_id)
         queries.rollback(place, Path(self.state_home), conversation_id, num_turns)
         return Checkpoint(conversation_id, spec.previous_usage)
 
@@ -242,23 +204,15 @@ class ClaudeStreamTransport:
         more = queries.fork_arguments(queries.read_settled(home, conversation_id), fork_id)
         self._home_models.keep(fork_id, self._home_models.of(conversation_id))
         return queries.fork(
-            self._place(f"conversation {conversation_id!r} was not forked", spec.cwd, *more), home, conversation_id, fork_id
+            self._process(f"conversation {conversation_id!r} was not forked", spec.cwd, *more), home, conversation_id, fork_id
         )
 
     def account(self) -> Account:
         """Return which account its processes use, as one of them says it. Calls no model. Raises CliNotFoundError, QueryFailedError."""
-        return ask(self._place("the account is not known", Path("/")), queries.whose())
+        return ask(self._process("the account is not known", Path("/")), queries.whose())
 
-    def _place(self, what: str, cwd: Path, *arguments: str) -> Place:
-        return Place(
-            what=what,
-            argv=queries.arguments(self.find_binary(), *arguments),
-            cwd=cwd,
-            env_for=lambda mark: child_env(self.env, mark=mark, ours={}),
-            executor=self.executor,
-            timeout_s=self.startup_timeout_s,
-            close_grace_s=self.close_grace_s,
-        )
+    def _process(self, what: str, cwd: Path, *arguments: str) -> Place:
+        return self._place(what, cwd, queries.arguments(self.find_binary(), *arguments))
 
     def open(self, spec: ConversationSpec) -> Conversation:
         """Open a conversation on the calling thread. Raises SessionResumeError when `spec.resume_id` is gone."""
@@ -310,7 +264,3 @@ def _check_servers(servers: tuple[StdioMcpServer, ...]) -> None:
 
 def _schema_key(schema: OutputSchema | None) -> str | None:
     return None if schema is None else json.dumps(dict(schema.schema), sort_keys=True)
-
-
-def _servers_key(servers: tuple[StdioMcpServer, ...]) -> tuple[Any, ...]:
-    return tuple((server.name, server.command, server.args, tuple(sorted(server.env.items()))) for server in servers)

@@ -15,6 +15,7 @@ import attrs
 from greenroom.errors import CliExitError, GreenroomError, SessionResumeError, TurnFailedError
 from greenroom.model import FailureKind
 from greenroom.transports.codex.lines import Frame, count, obj, text
+from greenroom.transports.retry_after import retry_after_s
 
 _K = FailureKind
 _TEXT_CHARS = 4000
@@ -77,10 +78,6 @@ _BY_TEXT = (
         _K.TRANSIENT,
     ),
 )
-_RETRY_AFTER = re.compile(
-    r"(?:retry[- ]after|(?:try|retry)(?: again)? in)\D{0,3}(\d+(?:\.\d+)?) ?(ms|milliseconds?|m(?:in(?:ute)?s?)?\b|h(?:ours?)?\b|s|)",
-    re.IGNORECASE,
-)
 
 
 @attrs.frozen(kw_only=True)
@@ -131,16 +128,6 @@ def _coded(info: Frame) -> tuple[str, int | None]:
 def kind_of_text(said: str) -> FailureKind:
     """Classify by text alone; the last resort."""
     return next((kind for pattern, kind in _BY_TEXT if pattern.search(said)), _K.OTHER)
-
-
-def retry_after_s(said: str) -> float | None:
-    """Return the wait that a text names ("try again in 5 minutes"), in seconds. A time of day ("at 6:04 PM") is none."""
-    found = _RETRY_AFTER.search(said)
-    if found is None:
-        return None
-    unit = found[2].lower()
-    scale = 0.001 if unit.startswith(("ms", "milli")) else 3600 if unit.startswith("h") else 60 if unit.startswith("m") else 1
-    return float(found[1]) * scale
 
 
 _IN_USE = re.compile(r"already has an active writer", re.IGNORECASE)

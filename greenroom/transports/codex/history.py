@@ -7,7 +7,7 @@ turn that it is for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -25,14 +25,6 @@ _STATUS = {
     "inProgress": TurnStatus.RUNNING,
 }
 _UNFINISHED = frozenset({TurnStatus.INTERRUPTED, TurnStatus.ERROR})
-
-
-def turns_of(wire_turns: Iterable[Frame], *, running: bool = False, clipper: Clipper | None = None) -> tuple[ThreadTurn, ...]:
-    """Return the turns, given in their order. `running`: a turn runs, which a server that does not run it calls interrupted."""
-    teller = Teller(clipper or Clipper())
-    for wire in wire_turns:
-        teller.take(wire)
-    return teller.turns(running=running)
 
 
 class Teller:

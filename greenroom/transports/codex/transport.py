@@ -15,24 +15,21 @@ from pathlib import Path
 import attrs
 
 from greenroom.attachments import texts_of
-from greenroom.clock import Clock
 from greenroom.errors import McpConfigError, ProviderCapabilityError, SessionResumeError
 from greenroom.history import Account, Thread
-from greenroom.ids import IdAllocator
 from greenroom.model import Checkpoint, ConversationSpec, NativeMode, ProviderProfile, RenewalBudget, StdioMcpServer, TurnRequest
-from greenroom.transports.base import Conversation, Executor, Flags, Launch, LaunchSpec, LinkLaunch
+from greenroom.transports.base import Conversation, Flags, Launch, LaunchSpec, LinkLaunch
 from greenroom.transports.binaries import Program
 from greenroom.transports.codex import first_start, queries
 from greenroom.transports.codex.codec import CodexCodec
 from greenroom.transports.codex.config import CodecConfig
 from greenroom.transports.codex.link import CodexLinkCodec
 from greenroom.transports.codex.rollout import last_messages
-from greenroom.transports.environment import child_env, without_parent
-from greenroom.transports.home_models import HomeModels
+from greenroom.transports.environment import child_env
+from greenroom.transports.installed import InstalledCli, servers_key
 from greenroom.transports.marks import VARIABLE
 from greenroom.transports.query import Place, ask
 from greenroom.transports.refusals import refuse_moves, refuse_repeated, refuse_schema, refuse_scopes
-from greenroom.transports.versions import check_version
 
 NAME = "codex"
 #: The server refuses more, counted in characters (0.163 and 0.171: `input_too_large`).
@@ -76,59 +73,23 @@ PROFILE = ProviderProfile(
 )
 
 
-class CodexAppServerTransport:
+@attrs.define(kw_only=True, eq=False, repr=False, slots=False)
+class CodexAppServerTransport(InstalledCli):
     """Codex by its app-server. `shared`: conversations with the same binary, environment and home share a server.
 
     `max_conversations`: how many a server carries at most. `env`: the whole environment of the servers (None: the caller's), less markers
     of a parent session. `binary`: a path, or a name on PATH. Times are in seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        executor: Executor | None = None,
-        env: Mapping[str, str] | None = None,
-        clock: Clock | None = None,
-        ids: IdAllocator | None = None,
-        check_timeout: float = 15.0,
-        startup_timeout_s: float = 60.0,
-        interrupt_grace_s: float = 10.0,
-        close_grace_s: float = 5.0,
-        shared: bool = True,
-        binary: str | Path | None = None,
-        max_conversations: int = 32,
-    ) -> None:
-        self.executor = executor
-        self.env = None if env is None else dict(env)
-        self.clock = clock
-        self.ids = ids
-        self.check_timeout = check_timeout
-        self.startup_timeout_s = startup_timeout_s
-        self.interrupt_grace_s = interrupt_grace_s
-        self.close_grace_s = close_grace_s
-        self.shared = shared
-        self.max_conversations = max_conversations
-        self._binary = binary
-        self._home_models = HomeModels()
+    program = PROGRAM
+
+    shared: bool = True
+    max_conversations: int = 32
 
     @property
     def profile(self) -> ProviderProfile:
         """What Codex can do."""
         return PROFILE
-
-    def find_binary(self) -> str:
-        """Return the binary's path: the given one, else from PATH, else the one in the package openai-codex-cli-bin.
-
-        Raises CliNotFoundError.
-        """
-        return PROGRAM.find(self._environment(), self._binary)
-
-    def check(self) -> str:
-        """Return the binary's version. Blocks, at most `check_timeout`; asked once per file.
-
-        Raises CliNotFoundError, or CliCheckError when it does not answer or is older than 0.163.0.
-        """
-        return check_version(self.find_binary(), without_parent(self._environment()), self.check_timeout, PROGRAM)
 
     @property
     def state_home(self) -> str:
@@ -136,9 +97,6 @@ class CodexAppServerTransport:
         env = self._environment()
         home = env.get("CODEX_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".codex")  # noqa: PTH111, PTH118
         return os.path.realpath(home)
-
-    def _environment(self) -> Mapping[str, str]:
-        return os.environ if self.env is None else self.env
 
     def validate(self, spec: ConversationSpec, request: TurnRequest | None = None) -> None:
         """Refuse by name what Codex cannot do. Raises ProviderCapabilityError, SchemaDialectError, McpConfigError.
@@ -153,8 +111,7 @@ class CodexAppServerTransport:
     def flags(self, spec: ConversationSpec, request: TurnRequest) -> Flags:
         """Return what a thread must be opened with for this turn: its MCP servers. All else is asked for turn by turn."""
         servers = request.mcp_servers or spec.mcp_servers
-        key = tuple((server.name, server.command, server.args, tuple(sorted(server.env.items()))) for server in servers)
-        return Flags(key=key, mcp_servers=servers)
+        return Flags(key=servers_key(servers), mcp_servers=servers)
 
     def launch(self, launch: LaunchSpec) -> Launch:
         """Return the command line, the environment and a fresh codec of a server with one conversation. Raises CliNotFoundError."""
@@ -225,7 +182,7 @@ class CodexAppServerTransport:
 
         Raises SessionResumeError when it is gone, QueryFailedError when no usable answer comes.
         """
-        return ask(self._place(f"conversation {conversation_id!r} cannot be read"), queries.read_thread(conversation_id, running=running))
+        return ask(self._server(f"conversation {conversation_id!r} cannot be read"), queries.read_thread(conversation_id, running=running))
 
     def rollback(self, spec: ConversationSpec, num_turns: int) -> Checkpoint:
         """Take the last turns out of the conversation `spec.resume_id`, which nobody may hold.
@@ -233,7 +190,7 @@ class CodexAppServerTransport:
         Raises SessionStateError when it has fewer turns, SessionResumeError when it is gone or stays in use, QueryFailedError.
         """
         conversation_id = spec.resume_id or ""
-        place = self._place(f"conversation {conversation_id!r} was not rolled back")
+        place = self._server(f"conversation {conversation_id!r} was not rolled back")
         for delay_s in (*IN_USE_DELAYS_S, None):
             try:
                 usage = ask(place, queries.rollback(conversation_id, num_turns, spec.previous_usage))
@@ -248,7 +205,7 @@ class CodexAppServerTransport:
     def fork(self, spec: ConversationSpec) -> Checkpoint:
         """Return a new conversation with the history of `spec.resume_id`, which is left as it is. Raises as `rollback`."""
         conversation_id = spec.resume_id or ""
-        fork_id = ask(self._place(f"conversation {conversation_id!r} was not forked"), queries.fork(conversation_id))
+        fork_id = ask(self._server(f"conversation {conversation_id!r} was not forked"), queries.fork(conversation_id))
         self._home_models.keep(fork_id, self._home_models.of(conversation_id))
         return Checkpoint(fork_id, spec.previous_usage)
 
@@ -257,19 +214,11 @@ class CodexAppServerTransport:
 
         Raises CliNotFoundError, QueryFailedError.
         """
-        return ask(self._place("the account is not known"), queries.whose())
+        return ask(self._server("the account is not known"), queries.whose())
 
-    def _place(self, what: str) -> Place:
+    def _server(self, what: str) -> Place:
         home = Path(self.state_home)
-        return Place(
-            what=what,
-            argv=self._argv(),
-            cwd=home if home.is_dir() else Path("/"),
-            env_for=lambda mark: child_env(self.env, mark=mark, ours={}),
-            executor=self.executor,
-            timeout_s=self.startup_timeout_s,
-            close_grace_s=self.close_grace_s,
-        )
+        return self._place(what, home if home.is_dir() else Path("/"), self._argv())
 
     def open(self, spec: ConversationSpec) -> Conversation:
         """Open a conversation on the calling thread, with a server of its own. Raises SessionResumeError when `spec.resume_id` is gone."""

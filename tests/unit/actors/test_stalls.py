@@ -61,8 +61,8 @@ class Process(Recorder):
 
 
 class Rig:
-    def __init__(self, action=StallAction.REPORT, *, tool_after_s=None, stall=True, **settings):
-        self.clock = FakeClock()
+    def __init__(self, action=StallAction.REPORT, *, tool_after_s=None, stall=True, hold_waits=False, **settings):
+        self.clock = FakeClock(hold_waits=hold_waits)
         self.dispatcher = ManualDispatcher(self.clock)
         self.supervisor = Recorder.start(self.dispatcher)._actor_weakref()
         policy = StallPolicy(after_s=AFTER_S, action=action, tool_after_s=tool_after_s) if stall else None
@@ -309,9 +309,7 @@ def test_a_tool_with_a_bound_is_one_to_the_second(make, tool_after_s):
 
 
 def test_a_wait_for_a_retry_is_no_stall(make):
-    rig = make(StallAction.RESTART)
-    rig.clock = FakeClock(hold_waits=True)
-    rig.dispatcher.clock = rig.clock
+    rig = make(StallAction.RESTART, hold_waits=True)
     rig.running()
     rig.tell(rig.ended(error=TurnFailedError(FailureKind.TRANSIENT, "busy", retry_after_s=100 * AFTER_S)))
     rig.advance(99 * AFTER_S)

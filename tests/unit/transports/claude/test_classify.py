@@ -6,7 +6,7 @@ import pytest
 from claude_wire import FIXTURES
 
 from greenroom.model import FailureKind
-from greenroom.transports.claude.classify import Failure, kind_of_text, retry_after_s
+from greenroom.transports.claude.classify import Failure, kind_of_text
 from greenroom.transports.claude.frames import decode
 
 K = FailureKind
@@ -109,22 +109,6 @@ def test_codes_and_texts(status: int | None, text: str, kind: FailureKind) -> No
 )
 def test_kinds_and_reasons(fields: dict[str, object], kind: FailureKind) -> None:
     assert Failure(**fields).kind is kind
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("retry-after: 30", 30),
-        ("Please try again in 5 minutes", 300),
-        ("try again in 2h", 7200),
-        ("retry in 500ms", 0.5),
-        ("please try again in 20s.", 20),
-        ("try again in a moment", None),
-        ("resets 6:23pm (UTC)", None),
-    ],
-)
-def test_waits_named_in_a_text(text: str, seconds: float | None) -> None:
-    assert retry_after_s(text) == seconds
 
 
 def test_a_message_with_odd_fields_is_classified_all_the_same() -> None:

@@ -7,7 +7,7 @@ from codex_wire import FIXTURES
 
 from greenroom.errors import SessionResumeError
 from greenroom.model import FailureKind
-from greenroom.transports.codex.classify import Failure, kind_of_text, refused_open, refused_request, refused_start, retry_after_s
+from greenroom.transports.codex.classify import Failure, kind_of_text, refused_open, refused_request, refused_start
 
 K = FailureKind
 ROWS = {row["name"]: row["error"] for row in map(json.loads, (FIXTURES / "errors.jsonl").read_text().splitlines())}
@@ -95,22 +95,6 @@ def test_junk_is_a_failure_without_a_reason(junk: object) -> None:
 )
 def test_texts(text: str, kind: FailureKind) -> None:
     assert kind_of_text(text) is kind
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("Please try again in 1s.", 1),
-        ("try again in 250ms", 0.25),
-        ("try again in 5 minutes", 300),
-        ("Retry-After: 7", 7),
-        ("try again in 2 hours", 7200),
-        ("try again at 6:04 PM.", None),
-        ("", None),
-    ],
-)
-def test_the_wait_that_a_text_names(text: str, seconds: float | None) -> None:
-    assert retry_after_s(text) == seconds
 
 
 GONE = [

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from greenroom.errors import QueryFailedError, SessionResumeError, SessionStateError
-from greenroom.history import ItemKind, TurnStatus
+from greenroom.history import Clipper, ItemKind, TurnStatus
 from greenroom.model import ProviderUsage, TokenUsage
 from greenroom.transports.codex import queries
-from greenroom.transports.codex.history import turns_of
+from greenroom.transports.codex.history import Teller
 from greenroom.transports.pipes import Oversized
 
 
@@ -81,8 +81,9 @@ def test_a_turn_that_no_line_holds_is_an_error():
 
 def test_a_thread_that_is_gone():
     gone = ValueError("thread not loaded: t")
-    with pytest.raises(SessionResumeError):
+    with pytest.raises(SessionResumeError) as refused:
         Played(queries.read_thread("t"), gone)
+    assert str(refused.value) == "conversation 't' cannot be resumed: thread not loaded: t"  # no turn has failed
     assert Played(queries.read_thread("t", running=True), gone).answer.turns == ()
 
 
@@ -146,6 +147,13 @@ def test_a_fork_that_has_no_name():
 
 
 # --- what turns mean ----------------------------------------------------------------------------------------------------------------
+
+
+def turns_of(wire_turns, *, running=False):
+    teller = Teller(Clipper())
+    for turn in wire_turns:
+        teller.take(turn)
+    return teller.turns(running=running)
 
 
 def test_items_of_all_kinds():
