@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from greenroom.cli.requests import read_attachments, wrong_with
 from greenroom.cli.spelling import did_you_mean
 from greenroom.cli.taskfile import Entry, TaskSource
 from greenroom.cli.tasks import APPROVALS, INTERACTION_MODES, PERMISSIONS, PROVIDERS, AgentSettings, Given, Task, content_hash
-from greenroom.errors import AttachmentError, TaskFileError
+from greenroom.errors import AttachmentError, GreenroomError, TaskFileError
 from greenroom.model import Attachment
 
 _SHORT_HASH = 12
@@ -27,7 +27,7 @@ _SHORT_HASH = 12
 class BadInputError(Exception):
     """The input cannot be used; `problems` says why, one error for each place."""
 
-    def __init__(self, problems: list[TaskFileError]) -> None:
+    def __init__(self, problems: Sequence[GreenroomError]) -> None:
         self.problems = problems
         super().__init__("; ".join(map(str, problems)))
 
