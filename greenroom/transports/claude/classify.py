@@ -41,6 +41,7 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 _LASTING = re.compile(r"certificate|ENOSPC|no space left|out of memory|heap limit", re.IGNORECASE)
+_BROKE_OFF = re.compile(r"mid-response|response above may be incomplete", re.IGNORECASE)
 _RETRY_AFTER = re.compile(
     r"(?:retry[- ]after|(?:try|retry)(?: again)? in)\D{0,3}(\d+(?:\.\d+)?) ?(ms|m(?:in(?:ute)?s?)?\b|h(?:ours?)?\b|s|)", re.IGNORECASE
 )
@@ -131,8 +132,8 @@ class Failure:
 
     @property
     def nudgeable(self) -> bool:
-        """Whether a retry in place is valid next: only directly after an API error, and a refusal is an answer."""
-        return self.terminal_reason == "api_error" and self.stop_reason != "refusal"
+        """Whether a retry in place is valid next: only directly after an API error, and a refusal is an answer, as is half of one."""
+        return self.terminal_reason == "api_error" and self.stop_reason != "refusal" and not _BROKE_OFF.search(self.text)
 
 
 def kind_of(failure: Failure) -> FailureKind:
