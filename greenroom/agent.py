@@ -119,8 +119,13 @@ class Agent:
             raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
         if not isinstance(approvals, ApprovalPolicy):
             raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
-        if not isinstance(asks, AskPolicy):
-            raise TypeError(f"asks must be an AskPolicy, got {asks!r}")
+        _check_types(
+            asks=(asks, AskPolicy),
+            retry=(retry, RetryPolicy),
+            restart=(restart, RestartPolicy),
+            stall=(stall, StallPolicy | None),
+            model=(model, str | None),
+        )
         self._room = room
         self._asks = asks
         self._clock = clock
@@ -597,10 +602,12 @@ class Session:
         """Send `text` into the running turn. Returns once it is accepted for it; what became of it is told as an event.
 
         Raises ProviderCapabilityError when the provider cannot take text in mid-turn, NoRunningTurnError when there is no turn that
-        can: nothing is queued, nothing is sent later.
+        can: nothing is queued, nothing is sent later. ValueError for a text of blanks only, TypeError for what is no text.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, got {type(text).__name__}")
+        if not text.strip():
+            raise ValueError("text is empty: nothing of it would reach the model")
         if not self._core.transport.profile.supports_steer:
             raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
         self._room._check_process()
@@ -799,6 +806,13 @@ def _as_callback(handler: EventCallback | EventHandler) -> EventCallback:
     if not callable(callback):
         raise TypeError(f"an event handler is a callable or has on_event, got {type(handler).__name__}")
     return callback  # type: ignore[no-any-return]
+
+
+def _check_types(**given: tuple[object, Any]) -> None:
+    """Refuse by name, now, what would else be found out in the middle of a turn."""
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be {getattr(kind, '__name__', kind)}, got {value!r}")
 
 
 def _check_id(name: str, value: object) -> None:
