@@ -16,22 +16,28 @@ _INTERRUPTED = 130
 
 def _is_the_command() -> bool:
     """Whether this interpreter was started as `greenroom` or `python -m greenroom`, and nothing else has its hands on Ctrl-C."""
-    as_module = sys.argv[:1] == ["-m"] and "greenroom" in sys.orig_argv
     as_script = os.path.basename(sys.argv[0] if sys.argv else "") == "greenroom"  # noqa: PTH119 - pathlib is slow to load
     mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return (as_module or as_script) and mine
+    return (_as_module or as_script) and mine
 
 
 def _end(*_: Any) -> NoReturn:
     os._exit(_INTERRUPTED)
 
 
+_as_module = sys.argv[:1] == ["-m"] and "greenroom" in sys.orig_argv
 _taken = _is_the_command()
 if _taken:
     signal.signal(signal.SIGINT, _end)
 
 
 def done() -> None:
-    """Give Ctrl-C back: the package is there, and who imported it decides."""
+    """Give Ctrl-C back: the package is there, and who imported it decides. With `-m` that is `main`, some way off."""
+    if not _as_module:
+        give_back()
+
+
+def give_back() -> None:
+    """Give Ctrl-C back."""
     if _taken:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -96,8 +96,13 @@ class Agent:
             raise TypeError(f"permissions must be NativePermissions, got {permissions!r}; for example NativePermissions.bypass()")
         if not isinstance(approvals, ApprovalPolicy):
             raise TypeError(f"approvals must be an ApprovalPolicy, got {approvals!r}")
-        if not isinstance(asks, AskPolicy):
-            raise TypeError(f"asks must be an AskPolicy, got {asks!r}")
+        _check_types(
+            asks=(asks, AskPolicy),
+            retry=(retry, RetryPolicy),
+            restart=(restart, RestartPolicy),
+            stall=(stall, StallPolicy | None),
+            model=(model, str | None),
+        )
         self._room = room
         self._asks = asks
         self._clock = clock
@@ -340,3 +345,10 @@ def _default_room() -> Greenroom:
     from greenroom.room import default_room  # noqa: PLC0415 - the room imports us
 
     return default_room()
+
+
+def _check_types(**given: tuple[object, Any]) -> None:
+    """Refuse by name, now, what would else be found out in the middle of a turn."""
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be {getattr(kind, '__name__', kind)}, got {value!r}")

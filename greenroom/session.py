@@ -186,10 +186,12 @@ class Session:
         """Send `text` into the running turn. Returns once it is accepted for it; what became of it is told as an event.
 
         Raises ProviderCapabilityError when the provider cannot take text in mid-turn, NoRunningTurnError when there is no turn that
-        can: nothing is queued, nothing is sent later.
+        can: nothing is queued, nothing is sent later. ValueError for a text of blanks only, TypeError for what is no text.
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, got {type(text).__name__}")
+        if not text.strip():
+            raise ValueError("text is empty: nothing of it would reach the model")
         if not self._core.transport.profile.supports_steer:
             raise ProviderCapabilityError("it takes no text in mid-turn", provider=self._core.transport.profile.name)
         self._room._check_process()

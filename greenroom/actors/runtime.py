@@ -137,7 +137,8 @@ def _refuse(envelope: Envelope[Any]) -> None:
 class LoopActor(pykka.Actor):
     """An actor run by a dispatcher. Subclasses write `handle`; every way to die ends in `on_down`, once, and in one ActorDown per watcher.
 
-    `is_over`: it has ended, as a plain flag for its own thread. An exception in `on_start` or `handle`, told or asked, ordinary or BaseException, ends this actor and no other.
+    An exception in `on_start` or `handle`, told or asked, ordinary or BaseException, ends this actor and no other. `is_over`: it has ended;
+    for its own thread, what `actor_stopped` is for others.
     """
 
     def __init__(self, dispatcher: Scheduler) -> None:

@@ -212,6 +212,8 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
     )
     try:
         status = asyncio.run(_go(run))
+    except BadInputError as error:
+        _refuse(error.problems)
     except GreenroomError as error:
         _refuse([error])
     finally:
@@ -266,6 +268,13 @@ class _Run:
     codex_binary: Path | None
     engine: Engine
 
+    def refuse_unfit(self) -> None:
+        """Raise BadInputError where a task that is to run has an agent that cannot: nothing is begun then. Blocks."""
+        wanted = dict.fromkeys(task.settings for task in self.plan.tasks if task.id not in self.done)
+        problems = self.engine.unfit(wanted, claude_binary=self.claude_binary, codex_binary=self.codex_binary)
+        if problems:
+            raise BadInputError(problems)
+
     def open_room(self) -> RoomPort:
         """Open the room; may block for seconds."""
         durable = {} if self.state_dir is None else {"state_dir": self.state_dir}
@@ -280,6 +289,7 @@ async def _go(run: _Run) -> int:
         board.done_before(task_id)
     reporter = Reporter(board, Screen())
     with signals_to(stop.ask), contextlib.closing(offload):
+        await offload(Lane.ROOM, run.refuse_unfit)
         room = await offload(Lane.ROOM, run.open_room)
         try:
             agents = run.engine.agents(room, claude_binary=run.claude_binary, codex_binary=run.codex_binary)

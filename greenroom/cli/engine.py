@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 
 from greenroom.cli.tasks import MODES, AgentSettings
+from greenroom.errors import GreenroomError
 from greenroom.events import AgentEvent, SessionEvent
 from greenroom.liveness import Liveness
-from greenroom.model import ApprovalPolicy, NativePermissions, ProviderUsage, Turn, TurnRequest
+from greenroom.model import ApprovalPolicy, ConversationSpec, NativePermissions, ProviderUsage, Turn, TurnRequest
 from greenroom.policy.retry import RetryPolicy
 from greenroom.room import Greenroom
 from greenroom.transports.catalog import PROVIDERS
@@ -117,6 +118,19 @@ class Engine:
         """Return what makes the agents of `room`."""
         return Agents(room, claude_binary=claude_binary, codex_binary=codex_binary)
 
+    def unfit(
+        self, settings: Iterable[AgentSettings], *, claude_binary: Path | None, codex_binary: Path | None = None
+    ) -> list[GreenroomError]:
+        """Say which of these agents this machine cannot run at all, each reason once: no CLI, too old a one, no sandbox. Blocks."""
+        problems: dict[str, GreenroomError] = {}
+        for one in settings:
+            binary = {"claude": claude_binary, "codex": codex_binary}[one.provider]
+            try:
+                _refuse_unfit(one, binary)
+            except GreenroomError as error:
+                problems[str(error)] = error
+        return list(problems.values())
+
     def scripted_agent(self, room: Any, binary: Path, *, env: dict[str, str], retry_delays_s: tuple[float, ...]) -> AgentPort:
         """Return an agent whose CLI is the executable `binary`, in exactly this environment."""
         agent: AgentPort = room.agent(
@@ -146,7 +160,7 @@ class Agents:
             return self._made[key]
 
     def _make(self, settings: AgentSettings) -> AgentPort:
-        env = {**os.environ, **dict(settings.env)} if settings.env else None
+        env = _environment(settings)
         options: dict[str, Any] = {
             "permissions": NativePermissions(MODES[settings.permissions]),
             "approvals": _APPROVALS[settings.approvals],
@@ -159,3 +173,14 @@ class Agents:
         else:
             agent = self._room.agent(settings.provider, env=env, **options)
         return agent
+
+
+def _environment(settings: AgentSettings) -> dict[str, str] | None:
+    return {**os.environ, **dict(settings.env)} if settings.env else None
+
+
+def _refuse_unfit(settings: AgentSettings, binary: Path | None) -> None:
+    transport = PROVIDERS[settings.provider](binary=binary, env=_environment(settings))
+    permissions, approvals = NativePermissions(MODES[settings.permissions]), _APPROVALS[settings.approvals]
+    transport.validate(ConversationSpec(cwd=settings.cwd, permissions=permissions, approvals=approvals))
+    transport.check()

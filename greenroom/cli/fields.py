@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from greenroom.cli.requests import read_attachments, wrong_with
 from greenroom.cli.spelling import did_you_mean
 from greenroom.cli.taskfile import Entry, TaskSource
 from greenroom.cli.tasks import APPROVALS, INTERACTION_MODES, PERMISSIONS, PROVIDERS, AgentSettings, Given, Task, content_hash
-from greenroom.errors import AttachmentError, TaskFileError
+from greenroom.errors import AttachmentError, GreenroomError, TaskFileError
 from greenroom.model import Attachment
 
 _SHORT_HASH = 12
@@ -27,7 +27,7 @@ _SHORT_HASH = 12
 class BadInputError(Exception):
     """The input cannot be used; `problems` says why, one error for each place."""
 
-    def __init__(self, problems: list[TaskFileError]) -> None:
+    def __init__(self, problems: Sequence[GreenroomError]) -> None:
         self.problems = problems
         super().__init__("; ".join(map(str, problems)))
 
@@ -168,12 +168,12 @@ class _Builder:
     def __init__(self, source: TaskSource, given: Given) -> None:
         self.problems: list[TaskFileError] = []
         self._source = source
-        flags = Entry(values=attrs.asdict(given, filter=lambda _, value: value is not None))
-        self._layers = (flags, source.defaults)
+        self._flags = Entry(values=attrs.asdict(given, filter=lambda _, value: value is not None))
+        self._defaults = source.defaults
 
     def build(self) -> tuple[Task, ...]:
         """Build all of them."""
-        self._check(self._source.defaults, _COMMON, "in [defaults]")
+        self._defaults = attrs.evolve(self._defaults, values=self._check(self._defaults, _COMMON, "in [defaults]"))
         tasks = [task for entry in self._source.entries if (task := self._task(entry)) is not None]
         self._refuse_twins(tasks)
         self._refuse_mixed_sessions(tasks)
@@ -182,12 +182,17 @@ class _Builder:
     def _report(self, entry: Entry, why: str, *, key: str | None = None, hint: str | None = None) -> None:
         self.problems.append(self._source.problem(entry, why, key=key, hint=hint))
 
-    def _check(self, entry: Entry, known: Mapping[str, _Check], where: str) -> None:
+    def _check(self, entry: Entry, known: Mapping[str, _Check], where: str) -> dict[str, Any]:
+        """Report what is wrong with an entry, and return the values that are well."""
+        good = {}
         for key, value in entry.values.items():
             if key not in known:
                 self._report(entry, f"unknown key {where}", key=key, hint=did_you_mean(key, known) or "known keys: " + ", ".join(known))
             elif (wrong := known[key](value)) is not None:
                 self._report(entry, wrong[0], key=key, hint=wrong[1])
+            else:
+                good[key] = value
+        return good
 
     def _task(self, entry: Entry) -> Task | None:
         before = len(self.problems)
@@ -195,10 +200,9 @@ class _Builder:
         if len(self.problems) > before:
             return None
         prompt, schema, cwd, attached = self._prompt(entry), self._schema_of(entry), self._cwd(entry), self._attachments(entry)
-        if self._setting(entry, "permissions") is None and not self._has_bad_default("permissions"):
-            words = " or ".join(map(repr, PERMISSIONS))
-            hint = f"say what the agent may do: permissions = {words} in the task or [defaults], or --permissions"
-            self._report(entry, "is missing, and has no default", key="permissions", hint=hint)
+        if self._setting(entry, "permissions") is None:
+            self._miss_permissions(entry)
+            return None
         if len(self.problems) > before:
             return None
         task = self._assemble(entry, prompt, schema, cwd, attached)
@@ -225,30 +229,29 @@ class _Builder:
         return attrs.evolve(task, hash=digest, id=task.id or digest[:_SHORT_HASH])
 
     def _settings(self, entry: Entry, cwd: Path) -> AgentSettings:
-        env = {**self._default_env(), **entry.values.get("env", {})}
+        env = {**self._defaults.values.get("env", {}), **entry.values.get("env", {})}
         return AgentSettings(
             cwd=cwd,
             provider=self._setting(entry, "provider") or "claude",
             model=self._setting(entry, "model"),
-            permissions=self._setting(entry, "permissions") or "",
+            permissions=self._setting(entry, "permissions"),
             approvals=self._setting(entry, "approvals") or "deny",
             env=tuple(sorted(env.items())),
         )
 
-    def _default_env(self) -> dict[str, str]:
-        env = self._source.defaults.values.get("env")
-        return env if isinstance(env, dict) else {}
+    def _miss_permissions(self, entry: Entry) -> None:
+        if "permissions" in self._source.defaults.values:  # and wrong there, which was told
+            return
+        words = " or ".join(map(repr, PERMISSIONS))
+        hint = f"say what the agent may do: permissions = {words} in the task or [defaults], or --permissions"
+        self._report(entry, "is missing, and has no default", key="permissions", hint=hint)
 
     def _setting(self, entry: Entry, key: str) -> Any:
         return self._place(entry, key).values.get(key)
 
     def _place(self, entry: Entry, key: str) -> Entry:
         """Return where `key` is set: the task, or else the defaults, or else the command line."""
-        flags, defaults = self._layers
-        return next((layer for layer in (entry, defaults) if key in layer.values), flags)
-
-    def _has_bad_default(self, key: str) -> bool:
-        return any(problem.key == key for problem in self.problems)
+        return next((layer for layer in (entry, self._defaults) if key in layer.values), self._flags)
 
     def _prompt(self, entry: Entry) -> str:
         if ("prompt" in entry.values) == ("prompt_file" in entry.values):

@@ -10,8 +10,10 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
+import attrs
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from greenroom.testing.model_pace import Pace
@@ -19,6 +21,15 @@ from greenroom.testing.model_reply import Block, CutError, Pieces, Reply, split,
 
 _REMINDER = re.compile(r"<system-reminder>.*?(?:</system-reminder>|\Z)", re.DOTALL)
 _STEERED = re.compile(r"The user sent a new message while you were working:\n(.*?)\n\n(?:This is how|IMPORTANT: ).*", re.DOTALL)
+_STATUS = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "overloaded_error": 529,
+}
 TOO_LONG = Reply(status=400, error_type="invalid_request_error", message="prompt is too long: 250000 tokens > 200000 maximum")
 
 
@@ -81,6 +92,8 @@ def _shown(role: str, block: Block) -> tuple[str, str] | None:
 
 def respond(reply: Reply, body: dict[str, Any], pace: Pace) -> Response:
     """Return the HTTP answer; what is slow in it comes at this pace."""
+    if reply.failed and not body.get("stream"):  # an error within a stream makes Claude Code ask for the answer as a whole
+        reply = attrs.evolve(reply, status=_STATUS.get(reply.error_type, HTTPStatus.INTERNAL_SERVER_ERROR))
     if reply.refuses:
         return _refusal(reply)
     if not body.get("stream"):
@@ -122,14 +135,14 @@ def _event(kind: str, **fields: Any) -> bytes:
 async def _events(reply: Reply, body: dict[str, Any], pace: Pace) -> AsyncIterator[bytes]:
     """Stream an answer: each block whole, pieces with their pauses."""
     yield _event("message_start", message=_message(body, [], None, 1))
+    for index, block in enumerate(reply.content):
+        async for event in _piece_events(index, block, pace) if isinstance(block, Pieces) else _block_events(index, block):
+            yield event
     if reply.cut:
         raise CutError
     if reply.failed:
         yield _event("error", error={"type": reply.error_type, "message": reply.message})
         return
-    for index, block in enumerate(reply.content):
-        async for event in _piece_events(index, block, pace) if isinstance(block, Pieces) else _block_events(index, block):
-            yield event
     if reply.hang:
         await asyncio.Event().wait()
     delta = {"stop_reason": reply.stop_reason, "stop_sequence": None}

@@ -47,7 +47,7 @@ class Rules:
             if word in ("ERROR", "FAILED"):
                 error = self._error((word, rest))
                 if error:
-                    return error
+                    return attrs.evolve(error, content=reply.content)
             else:
                 reply = _extended(reply, word, rest, responses=responses)
         says = reply.blocks() or reply.refuses or reply.hang or reply.cut or reply.failed

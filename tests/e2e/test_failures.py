@@ -102,6 +102,25 @@ def test_a_stream_that_is_cut_is_transient(claude: str, tmp_path: pathlib.Path) 
         assert stage.run(session, "SAY next").result.text == "next"
 
 
+def test_an_error_within_the_stream_is_retried_in_place(stage: Stage) -> None:
+    """Claude Code asks for the answer as a whole then, by itself: two requests fail before the turn does."""
+    with stage.session() as session:
+        turn = stage.run(session, "FAILED overloaded_error Overloaded 2\nSAY recovered")
+        error = error_of(stage.begin(session, "FAILED overloaded_error Overloaded"))
+    assert (turn.result.text, turn.retries) == ("recovered", 1)
+    assert error.kind is FailureKind.TRANSIENT
+
+
+def test_an_answer_that_breaks_off_is_gone_on_with_and_nothing_empty_is_shown(stage: Stage) -> None:
+    """Claude Code has the rest sent three times by itself; an empty block behind half an answer would be "(no content)" to the model."""
+    with stage.session() as session:
+        turn = stage.run(session, "SAY half\nFAILED overloaded_error Overloaded 4\nSAY recovered")
+    assert (turn.result.text, turn.retries) == ("recovered", 1)
+    assert stage.shown("SAY recovered") == [1] * 5
+    assert stage.shown("(no content)") == [0] * 5
+    assert stage.shown("Continue from where you left off") == [0, 0, 0, 0, 1]
+
+
 def test_no_server_at_all_is_transient(claude: str, tmp_path: pathlib.Path) -> None:
     with socket.socket() as taken:  # and does not listen: the port is refused, and nobody else gets it meanwhile
         taken.bind(("127.0.0.1", 0))

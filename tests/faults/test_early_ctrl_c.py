@@ -48,3 +48,24 @@ print(greenroom._loading._taken)
         env = {**os.environ, "PYTHONPATH": str(SOURCE)}
         done = subprocess.run([sys.executable, str(tmp_path / name)], capture_output=True, text=True, env=env, check=True)
         assert done.stdout.strip() == taken
+
+
+def test_between_the_package_and_its_main_it_is_still_taken():
+    """`python -m` looks for the main module there, and has no words for Ctrl-C."""
+    body = """
+import signal, sys
+sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "greenroom", "--version"]
+import greenroom
+print(signal.getsignal(signal.SIGINT) is greenroom._loading._end)
+sys.argv = ["greenroom", "--version"]
+from greenroom.__main__ import main
+try:
+    main()
+finally:
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", body], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}
+    )
+    lines = done.stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("True", "True")

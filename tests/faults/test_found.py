@@ -296,6 +296,9 @@ def test_a_steer_that_is_no_text_does_not_cost_the_process(bench):
     cli.wait_for(ToolCall)
     with pytest.raises(TypeError, match="text must be a str"):
         cli.session.steer(5)
+    for blank in ("", " \n"):  # nothing of it would reach the model, and it would be told as consumed
+        with pytest.raises(ValueError, match="text is empty"):
+            cli.session.steer(blank)
     cli.session.steer("\ud800 go")
     turn = begun.outcome()
     assert turn.restarts == 0

@@ -101,7 +101,7 @@ def test_an_output_that_cannot_be_written_is_told_in_words(folder, args):
 
 def test_no_descriptors_and_no_directory_are_told_in_words(folder):
     done = greenroom(folder, "run", "--claude-binary", folder / "claude", "tasks.toml", before="ulimit -n 9;")
-    assert done.returncode == 1
+    assert done.returncode == 2  # nothing was started
     assert "Too many open files" in done.stderr
     assert "Traceback" not in done.stderr
     assert "npm install" not in done.stderr
@@ -109,3 +109,30 @@ def test_no_descriptors_and_no_directory_are_told_in_words(folder):
     assert done.returncode == 1
     assert "No such file or directory" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+UNFIT = {
+    "too old": ('echo "2.0.1 (Claude Code)"', "bypass", "found version 2.0.1, needed 2.1.332 or newer"),
+    "broken": ("echo boom >&2; exit 3", "bypass", "--version ended with status 3: boom"),
+    "without a sandbox": ('echo "2.1.332 (Claude Code)"', "workspace-write", "WORKSPACE_WRITE needs the OS sandbox"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_cannot_run_at_all_is_bad_input_before_anything_starts(name, folder):
+    script, permissions, why = UNFIT[name]
+    unfit = folder / "unfit"
+    unfit.mkdir()
+    (unfit / "claude").write_text(f"#!/bin/sh\n{script}\n")
+    (unfit / "claude").chmod(0o755)
+    (folder / "tasks.toml").write_text(
+        f'[defaults]\npermissions = "bypass"\nenv = {{ PATH = "{folder}" }}\n'
+        f'[[task]]\nid = "fit"\nprompt = "WRITE {folder}/ran x"\n'
+        f'[[task]]\nid = "unfit"\nprompt = "x"\npermissions = "{permissions}"\nenv = {{ PATH = "{unfit}" }}\n'
+    )
+    done = greenroom(folder, "run", "--out", "out.jsonl", "tasks.toml")
+    assert (done.returncode, done.stdout) == (2, ""), done.stdout + done.stderr
+    assert why in done.stderr
+    assert not (folder / "ran").exists()
+    assert (folder / "out.jsonl").read_bytes() == b""
+    assert greenroom(folder, "run", "--dry-run", "tasks.toml").returncode == 0

@@ -1,6 +1,6 @@
 """The CLI is killed after every line that it writes, in every kind of turn: what becomes of the turn, and what the model saw.
 
-All lines of one kind of turn are one test, with a session for each line, in one room. The ordinary run has two kinds; `-m full` all.
+All lines of one kind of turn are one test, with a session for each line, in one room. `-m full` adds lines to those that always die.
 """
 
 from __future__ import annotations

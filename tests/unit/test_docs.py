@@ -8,6 +8,7 @@ import re
 import attrs
 import pytest
 
+import greenroom
 from greenroom import Liveness, LivenessReason, StallAction, events, testing
 from greenroom.actors import hub
 from greenroom.cli import fields
@@ -92,7 +93,7 @@ def test_claude():
 
 @pytest.mark.parametrize("provider", ["claude", "codex"])
 def test_every_lifecycle_kind_is_told(provider):
-    source = DOCS.parent / "greenroom"
+    source = pathlib.Path(greenroom.__file__).parent
     files = [*(source / "transports" / provider).glob("*.py"), *(source.glob("actors/*.py") if provider == "claude" else ())]
     kinds = {kind for file in files for kind in re.findall(r'Lifecycle\("([^"]+)"', file.read_text(encoding="utf-8"))}
     kinds |= set(items._NOTICES.values()) if provider == "codex" else set()

@@ -29,6 +29,12 @@ def test_approvals_of_another_type_are_refused_by_name():
         Agent(FakeTransport(), permissions=NativePermissions.bypass(), approvals="deny")
 
 
+@pytest.mark.parametrize("option", ["asks", "retry", "restart", "stall", "model"])
+def test_options_of_another_type_are_refused_by_name(option):
+    with pytest.raises(TypeError, match=f"{option} must be .*, got 3"):
+        Agent(FakeTransport(), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY, **{option: 3})
+
+
 def test_a_prompt_is_no_request(tmp_path):
     agent = Agent(FakeTransport(), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
     with agent.session(tmp_path) as session:

@@ -41,6 +41,7 @@ _TRANSIENT = re.compile(
     r"|ECONN(REFUSED|RESET|ABORTED)|EPIPE|ETIMEDOUT|ENOTFOUND|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH",
     re.IGNORECASE,
 )
+_BROKE_OFF = re.compile(r"mid-response|response above may be incomplete", re.IGNORECASE)
 _LASTING = re.compile(r"certificate|ENOSPC|no space left|out of memory|heap limit", re.IGNORECASE)
 _BY_TERMINAL_REASON = {
     "prompt_too_long": FailureKind.CONTEXT_OVERFLOW,
@@ -128,8 +129,8 @@ class Failure:
 
     @property
     def nudgeable(self) -> bool:
-        """Whether a retry in place is valid next: only directly after an API error, and a refusal is an answer."""
-        return self.terminal_reason == "api_error" and self.stop_reason != "refusal"
+        """Whether a retry in place is valid next: only directly after an API error, and a refusal is an answer, as is half of one."""
+        return self.terminal_reason == "api_error" and self.stop_reason != "refusal" and not _BROKE_OFF.search(self.text)
 
 
 def kind_of(failure: Failure) -> FailureKind:

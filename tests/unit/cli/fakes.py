@@ -207,3 +207,6 @@ class FakeEngine:
 
     def agents(self, room, *, claude_binary, codex_binary=None):
         return room.agents
+
+    def unfit(self, settings, *, claude_binary, codex_binary=None):
+        return []

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 
 import pytest
 
-from greenroom.cli.fields import BadInputError, build_tasks
+from greenroom.cli.fields import _OF_TASK, BadInputError, build_tasks
 from greenroom.cli.plan import make_plan
 from greenroom.cli.requests import request_of
 from greenroom.cli.taskfile import read_source
@@ -143,6 +144,31 @@ def test_jsonl_mistakes_are_reported_with_file_line_and_key(name, tmp_path):
 def test_every_mistake_is_reported_at_once(tmp_path):
     found = problems(write(tmp_path, '[[task]]\ntimeout = "x"\npromt = "y"\n[[task]]\nprompt = "z"\n'))
     assert [(problem.line, problem.key) for problem in found] == [(2, "timeout"), (3, "promt"), (4, "permissions")]
+
+
+def test_permissions_that_several_tasks_do_not_say_are_missed_in_each(tmp_path):
+    found = problems(write(tmp_path, GOOD.replace("permissions", "#") + GOOD.replace('"a"', '"b"').replace("permissions", "#")))
+    assert [(problem.line, problem.key) for problem in found] == [(1, "permissions"), (5, "permissions")]
+
+
+VALUES = ['"a\\u0000b"', '""', '" "', '"no such"', "3", "-1.5", "true", "[]", "[3]", '["x"]', "[[]]", "{}", "{ type = 3 }", "1979-05-27"]
+
+
+@pytest.mark.parametrize("key", [*_OF_TASK, "nonsense"])
+def test_no_value_of_any_key_is_more_than_a_mistake(key, tmp_path):
+    two = GOOD + GOOD.replace('"a"', '"b"')
+    own = "".join(text for text in GOOD.splitlines(keepends=True) if not text.startswith(key))
+    bare = two.replace('permissions = "bypass"\n', "")
+    for line in (f"{key} = {value}\n" for value in VALUES):
+        for text in (own + line, f"[defaults]\n{line}{two}", f"[defaults]\n{line}{bare}"):
+            with contextlib.suppress(BadInputError, TaskFileError):
+                load(write(tmp_path, text))
+
+
+def test_what_is_wrong_in_the_defaults_is_told_once_and_nothing_is_made_of_it(tmp_path):
+    tasks = GOOD.replace('permissions = "bypass"\n', "") + GOOD.replace('"a"', '"b"').replace('permissions = "bypass"\n', "")
+    found = problems(write(tmp_path, '[defaults]\npermissions = "by-pass"\nprovider = "gpt"\ntimeout = "1"\n' + tasks))
+    assert [(problem.line, problem.key) for problem in found] == [(2, "permissions"), (3, "provider"), (4, "timeout")]
 
 
 def test_a_file_that_is_not_there_and_one_of_another_kind(tmp_path):

@@ -318,6 +318,18 @@ def test_responses_go_on_behind_what_was_done_already(server):
     assert spoken(server, asked('STRUCTURED {"a": 1}')) == ['{"a": 1}']
 
 
+def test_a_message_fails_within_its_stream_and_as_a_whole_with_a_status(server):
+    prompt = user("SAY half\nFAILED overloaded_error Overloaded 2\nSAY end")
+    status, text, _ = ask(server, prompt, stream=True)
+    assert status == 200
+    assert '"text_delta", "text": "half"' in text
+    assert "event: error" in text
+    assert "message_stop" not in text
+    status, text, _ = ask(server, prompt)
+    assert (status, json.loads(text)["error"]) == (529, {"type": "overloaded_error", "message": "Overloaded"})
+    assert '"end"' in ask(server, prompt)[1]
+
+
 def test_a_command_that_still_runs_is_waited_for(server):
     prompt = asked("BASH sleep 20\nSAY end")
     waits = done(server, prompt, function(), output("Process running with session ID 7"))[0]

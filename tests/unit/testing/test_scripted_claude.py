@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import time
 
 import pytest
 
+from greenroom.testing import scripted_claude
 from greenroom.testing.scripted import (
     Plan,
     conversations,
@@ -53,7 +53,7 @@ def test_the_wrapper_starts_through_a_shell_where_a_first_line_cannot_hold_it(tm
 
 
 def test_the_script_runs_as_a_file_too(tmp_path):
-    argv = [scripted_claude_argv()[0], "-S", "-E", pathlib.Path("greenroom/testing/scripted_claude.py").resolve(), "--version"]
+    argv = [scripted_claude_argv()[0], "-S", "-E", scripted_claude.__file__, "--version"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}, timeout=30)
     assert done.stdout == "2.1.332 (Claude Code)\n"
 

@@ -47,6 +47,12 @@ def test_only_an_api_error_can_be_nudged() -> None:
     assert nudgeable == set(RECORDED) - {"h_400_too_long", "h_maxturns", "h_refuse"}
 
 
+def test_an_answer_that_broke_off_cannot_be_nudged() -> None:
+    text = "API Error: Server error mid-response. The response above may be incomplete."
+    failure = Failure(text=text, kinds=("server_error",), terminal_reason="api_error")
+    assert (failure.kind, failure.nudgeable) == (K.TRANSIENT, False)
+
+
 def test_the_wait_to_a_limits_reset_is_kept() -> None:
     failure = recorded("x_ratelimit_oauth")
     assert failure.retry_after_s is not None
