@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from greenroom import ApprovalPolicy, AssistantText, ClaudeStreamTransport, Greenroom, NativePermissions, Session, TurnRequest
+from greenroom import ApprovalPolicy, AssistantText, ClaudeStreamTransport, Greenroom, NativePermissions, Session, SessionEvent, TurnRequest
 from greenroom.testing.scripted import write_scripted_claude
 from greenroom.transports.claude.frames import Frame
 
@@ -189,6 +189,8 @@ def texts_to(on_text: OnText) -> Callable[[Any], None]:
     """Return an `on_event` that passes on the texts."""
 
     def on_event(event: Any) -> None:
+        if type(event) is SessionEvent:
+            event = event.event
         if type(event) is AssistantText:
             on_text(event.text)
 

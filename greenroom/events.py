@@ -251,7 +251,7 @@ class TransportRestarted(AgentEvent):
 
 
 class Notice(AgentEvent):
-    """Base of what a session tells of itself and of its turns. Goes to subscribers and to `stream`; `on_event` does without.
+    """Base of what a session tells of itself and of its turns. Goes to subscribers, to `stream` and `arun`; not to `run`'s `on_event`.
 
     `kind` is "session" or "turn", `message` says it in words.
     """
@@ -388,4 +388,12 @@ class EventHandler(Protocol):
         """Take one event."""
 
 
+class SessionEventHandler(Protocol):
+    """An object that takes agent events in their envelopes."""
+
+    def on_event(self, event: SessionEvent) -> None:
+        """Take one event."""
+
+
 EventCallback = Callable[[AgentEvent], None]
+SessionEventCallback = Callable[[SessionEvent], None]

@@ -5,24 +5,25 @@ Decides nothing about the turn: whoever stops listening only detaches.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from greenroom.actors.letterbox import Letterbox
 from greenroom.actors.ticket import Batch, Sink
 from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
 from greenroom.errors import WaitTimeoutError
-from greenroom.events import EventCallback, EventHandler, Notice
+from greenroom.events import EventCallback, Notice
 
 _PATIENCE_OVER: Any = object()
 
 
-def as_callback(handler: EventCallback | EventHandler) -> EventCallback:
+def as_callback(handler: object) -> Callable[[Any], None]:
     """Return what is to be called with an event. Raises TypeError for what cannot be."""
     on_event = getattr(handler, "on_event", None)
     callback: Any = on_event if on_event is not None else handler
     if not callable(callback):
         raise TypeError(f"an event handler is a callable or has on_event, got {type(handler).__name__}")
-    return callback  # type: ignore[no-any-return]
+    return cast("Callable[[Any], None]", callback)
 
 
 def listen(

@@ -25,7 +25,7 @@ from greenroom.asks import Answer, Pending
 from greenroom.attachments import load
 from greenroom.clock import Clock
 from greenroom.errors import NoRunningTurnError, ProviderCapabilityError, SessionStateError, TurnCancelledError
-from greenroom.events import EventCallback, EventHandler, Notice
+from greenroom.events import EventCallback, EventHandler, SessionEventCallback, SessionEventHandler
 from greenroom.history import Thread
 from greenroom.ids import IdAllocator, new_nonce
 from greenroom.listening import as_callback, listen
@@ -159,18 +159,17 @@ class Session:
                 raise
         return ticket.wait()
 
-    async def arun(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None) -> Turn:
-        """Run the ticket from asyncio; `on_event` is called in the running loop. Cancelling only detaches: the turn goes on.
+    async def arun(self, ticket: TurnTicket, *, on_event: SessionEventCallback | SessionEventHandler | None = None) -> Turn:
+        """Run the ticket from asyncio. Cancelling only detaches: the turn goes on.
 
-        Raises as `run`.
+        `on_event` is called in the running loop, with what `stream` yields: events in their envelopes. Raises as `run`.
         """
-        stream = TurnStream(self, ticket, silent=on_event is None)
+        callback = None if on_event is None else as_callback(on_event)
+        stream = TurnStream(self, ticket, silent=callback is None)
         try:
-            if on_event is not None:
-                callback = as_callback(on_event)
+            if callback is not None:
                 async for event in stream:
-                    if not isinstance(event.event, Notice):
-                        callback(event.event)
+                    callback(event)
             return await stream.turn()
         finally:
             stream.detach()

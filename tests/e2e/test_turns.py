@@ -16,6 +16,7 @@ from greenroom import (
     Reasoning,
     RunFinished,
     RunStarted,
+    SessionEvent,
     SessionStarted,
     SessionStateError,
     StdioMcpServer,
@@ -254,10 +255,11 @@ def test_an_unprompted_turn_in_front_of_a_prompt(stage: Stage) -> None:
 
 async def _all_faces(stage: Stage) -> None:
     async with stage.session() as session:
-        events: list[object] = []
+        events: list[SessionEvent] = []
         turn = await session.arun(session.prepare_turn(TurnRequest("SAY one")), on_event=events.append)
         assert turn.result.text == "one"
-        assert any(isinstance(event, AssistantText) for event in events)
+        assert all(isinstance(event, SessionEvent) for event in events)
+        assert any(isinstance(event.event, AssistantText) for event in events)
         stream = session.stream(session.prepare_turn(TurnRequest("BASH echo hi\nSAY two")))
         envelopes = [envelope async for envelope in stream]
         assert (await stream.turn()).result.text == "two"

@@ -135,6 +135,7 @@ HEAD = """
         transport = ClaudeStreamTransport(env=env, binary=write_scripted_claude(home), interrupt_grace_s=60)
         return room.agent(transport, permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY).session(home)
     def on_event(event):
+        event = getattr(event, "event", event)
         if isinstance(event, AssistantText):
             say("event", event.text)
     def tell_close(room):

@@ -3,7 +3,7 @@
 import os
 from typing import reveal_type
 
-from greenroom import Agent, ApprovalPolicy, ClaudeStreamTransport, Greenroom, NativePermissions, TurnRequest
+from greenroom import Agent, ApprovalPolicy, ClaudeStreamTransport, Greenroom, NativePermissions, SessionEvent, TurnRequest
 from greenroom.testing import FakeTransport
 from greenroom.transports.claude.launch import ClaudeHook
 
@@ -13,7 +13,8 @@ async def use(agent: Agent) -> None:
     ticket = session.prepare_turn(TurnRequest("x"))
     reveal_type(ticket)
     reveal_type(session.run(ticket))
-    reveal_type(await session.arun(ticket, on_event=lambda event: None))
+    stamped_events: list[SessionEvent] = []
+    reveal_type(await session.arun(ticket, on_event=stamped_events.append))
     stream = session.stream(ticket)
     async for stamped in stream:
         reveal_type(stamped)
