@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import random
 import threading
 import time
 
@@ -17,7 +18,23 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
+ORDER_SEED = int(os.environ.get("GREENROOM_ORDER_SEED", "1"))
 SETTLE_S = 15.0  # of a busy machine; a leak lasts longer
+
+
+def pytest_report_header() -> str:
+    """Say in which order the tests run."""
+    return f"order: shuffled by GREENROOM_ORDER_SEED={ORDER_SEED}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Shuffle the files, and the tests of each: none may count on what ran before it. The seed is fixed, for the verdict to be."""
+    chance = random.Random(ORDER_SEED)
+    files: dict[pathlib.Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    order = chance.sample(sorted(files), len(files))
+    items[:] = [item for path in order for item in chance.sample(files[path], len(files[path]))]
 
 
 def _threads() -> set[threading.Thread]:
