@@ -32,8 +32,7 @@ SAYS = (
     r"about to run turn-.*\nRunStarted.*echo: Fix the failing test Continuity\.CONTINUED 0\.0",
     r"turn-\w+ echo: Write the missing docstrings of api\nturn-.*\nturn-\w+ echo: .* of cli",
     r"\d+ echo: What does this project do\?\nContinuity\.CONTINUED",
-    r"ready None\nturn-\w+ (running|ready)\necho: What does this project do\? .'threadId.*\nreview-7 1 session/connecting\n"
-    r".*session/closed\n$",
+    r"ready None\nturn-\w+ (running|ready)\necho: What does this project do\? .'thr.*\nreview-7 1 session/connecting\n.*session/closed\n$",
     r"^echo: What does this project do\?\n$",
     r"",
 )
