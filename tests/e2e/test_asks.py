@@ -267,9 +267,18 @@ def test_in_the_sandbox_what_goes_beyond_it_is_asked(stage: Stage) -> None:
         with pytest.raises(ProviderCapabilityError, match="WORKSPACE_WRITE needs the OS sandbox"):
             asking(stage, permissions=permissions)
         return
+    outside = stage.folder / "outside"
+    outside.mkdir()
+    beyond = json.dumps({"command": f"echo x > {outside}/x", "dangerouslyDisableSandbox": True})
+    prompt = f'WRITE in.txt hello\nTOOL Bash {beyond}\nTOOL WebFetch {{"url": "http://127.0.0.1:1/", "prompt": "p"}}\nSAY done'
     with asking(stage, permissions=permissions) as session:
-        running = stage.begin(session, 'WRITE in.txt hello\nTOOL WebFetch {"url": "http://127.0.0.1:1/", "prompt": "p"}\nSAY done')
+        running = stage.begin(session, prompt)
+        until(lambda: running.error or stage.room.pending(), "a request, or a refusal")
+        if running.error:  # the tools are there, but the machine lets nobody use them
+            assert isinstance(running.error, ProviderCapabilityError)
+            return
         (request,) = answering(stage, running, Decline("offline"))
         running.join()
     assert request.tool == "WebFetch"
     assert (stage.cwd / "in.txt").exists()
+    assert list(outside.iterdir()) == []  # the sandbox did not ask, and let nothing through
