@@ -24,6 +24,8 @@ from greenroom.transports.claude.state import OpenAttempt
 _EXIT_CODE = re.compile(r"\AExit code (\d+)(?:\n|\Z)")
 _BRIEF_CHARS = 500
 _SYNTHETIC = "<synthetic>"
+# How 2.1.332 has the model go on with an answer that broke off, and with one that reached the limit of its tokens.
+_GO_ON = ("Your response above was cut off mid-stream.", "Output token limit hit.")
 
 
 def brief(value: Any) -> str:
@@ -47,13 +49,15 @@ def assistant(turn: OpenAttempt, frame: Frame) -> list[AgentEvent]:
         turn.api_error = frame
         return [ProviderError("".join(block.text for block in blocks_of(message)))]
     turn.api_error = None
+    turn.message_id = message.id
     _note_usage(turn, message)
     # Most of what a CLI says comes this way: a list costs half of what generators do.
     found: list[AgentEvent] = []
     streamed = message.id in turn.streamed
     for block in blocks_of(message):
         if block.type == "text":
-            turn.text = block.text
+            turn.text = turn.text + block.text if turn.goes_on else block.text
+            turn.text_id = message.id
             if block.text and not streamed:
                 found.append(AssistantText(block.text))
         elif block.type == "thinking":
@@ -95,12 +99,29 @@ def stream_event(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
     delta = frame.event.delta if frame.event is not None else None
     if delta is None:
         return
+    if delta.type:  # not so the delta of a whole message, which may come behind the result of its tool
+        turn.message_id = frame.api_message_id
     if delta.text:
         turn.streamed.add(frame.api_message_id)
         yield AssistantText(delta.text)
     elif delta.thinking:
         turn.streamed.add(frame.api_message_id)
         yield Reasoning(delta.thinking)
+
+
+def thinks(turn: OpenAttempt) -> None:
+    """Note that an answer is coming, of which no other frame may tell: thinking that is cut off is not shown."""
+    turn.message_id = turn.message_id or "thinking"
+
+
+def user(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
+    """Map what the CLI itself shows the model in mid-turn: results of tools, or that its answer broke off."""
+    blocks = blocks_of(frame.message) if frame.message is not None else ()
+    if frame.is_synthetic:
+        turn.model_asked(rest=any(block.text.startswith(_GO_ON) for block in blocks))
+    elif any(block.type == "tool_result" for block in blocks):
+        turn.model_asked()
+    yield from tool_results(turn, frame)
 
 
 def tool_results(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
