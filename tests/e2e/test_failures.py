@@ -96,6 +96,15 @@ def test_a_rate_limit_is_waited_for(stage: Stage) -> None:
     assert stage.shown("SAY recovered")[-1] == 1
 
 
+def test_the_wait_that_a_header_asks_for_is_told_where_the_cli_waits_for_it_too(claude: str, tmp_path: pathlib.Path) -> None:
+    answer = "ERROR 429 rate_limit_error Slow down! 9 1"  # a second: more than Claude Code's own first wait
+    for retries, told in (("1", True), ("0", False)):
+        env = {"CLAUDE_CODE_MAX_RETRIES": retries}
+        with Stage(tmp_path / retries, claude, env=env) as stage, stage.session(agent=stage.agent(retry=RetryPolicy(delays=()))) as session:
+            asked_s = error_of(stage.begin(session, answer)).retry_after_s
+            assert (asked_s is not None and asked_s >= 1) is told
+
+
 def test_a_stream_that_is_cut_is_transient(claude: str, tmp_path: pathlib.Path) -> None:
     with Stage(tmp_path, claude) as stage, stage.session() as session:
         error = error_of(stage.begin(session, "CUT"))

@@ -347,6 +347,8 @@ class ClaudeCodec:
             yield from self._turns.mode_told(frame.permission_mode, now_s)
 
     def _api_retry(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        if (turn := self._turns.owner_of(frame)) is not None:
+            mapping.note_wait(turn, frame)
         yield mapping.retry_notice(frame)
 
     def _compact_boundary(self, frame: Frame, now_s: float) -> Iterator[Output]:

@@ -190,6 +190,18 @@ def retry_notice(frame: Frame) -> Lifecycle:
     return Lifecycle("provider retry", told, about=str(frame.error or ""), delay_s=None if delay_ms is None else delay_ms / 1000)
 
 
+def note_wait(turn: OpenAttempt, frame: Frame) -> None:
+    """Note a wait that is longer than the CLI's own for that attempt: then a header of the server's asked for it."""
+    delay_ms, attempt = _number(frame.retry_delay_ms), _number(frame.attempt)
+    if delay_ms is not None and attempt is not None and delay_ms / 1000 > _own_wait_s(attempt):
+        turn.asked_wait_s = delay_ms / 1000
+
+
+def _own_wait_s(attempt: float) -> float:
+    """Return the longest that 2.1.332 waits by itself: half a second, doubled each time up to 32 s, and a quarter more."""
+    return 1.25 * min(0.5 * 2 ** min(attempt - 1, 10), 32.0)
+
+
 def background_tasks(frame: Frame) -> Lifecycle:
     """What runs behind the turns, all of it: commands and sub-agents that outlive the call that began them."""
     tasks = [task for task in frame.tasks or () if isinstance(task, Mapping)]

@@ -75,7 +75,8 @@ class Verdict:
 
     def _failed_by(self, failure: Failure) -> Iterator[Output]:
         what = failure.text or failure.terminal_reason or failure.subtype or "the turn failed without a reason"
-        error = TurnFailedError(failure.kind, what, retry_after_s=failure.retry_after_s, text=self._turn.text)
+        asked_s = failure.retry_after_s if failure.retry_after_s is not None else self._turn.asked_wait_s
+        error = TurnFailedError(failure.kind, what, retry_after_s=asked_s, text=self._turn.text)
         yield from self.failed(error, nudgeable=failure.nudgeable)
 
     def stopped(self, *, forced: bool = False) -> Iterator[Output]:

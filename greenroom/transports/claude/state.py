@@ -71,6 +71,7 @@ class OpenAttempt(TimedAttempt):
     `cancelled`: an answer that was given cancels it; the interrupt that follows such an answer may come behind the CLI's end.
     `message_id`: the answer of the model that is coming, or came last; empty while the model is asked and nothing has come. `text_id`: the
     answer that `text` is of. `goes_on`: the CLI has asked for the rest of an answer that broke off, so that text is added to `text`.
+    `asked_wait_s`: for how long the server wants this call to wait.
     """
 
     written: bool = False
@@ -92,6 +93,7 @@ class OpenAttempt(TimedAttempt):
     text_id: str = ""
     message_id: str = ""
     goes_on: bool = False
+    asked_wait_s: float | None = None
     tools: dict[str, str] = attrs.field(factory=dict)
     denied: set[str] = attrs.field(factory=set)
     skills: list[str] = attrs.field(factory=list)
@@ -112,6 +114,7 @@ class OpenAttempt(TimedAttempt):
         """The model is asked again; `rest`: for the rest of its last answer, as far as there is text of that."""
         self.goes_on = rest and bool(self.text) and self.text_id == self.message_id
         self.message_id = ""
+        self.asked_wait_s = None
 
     @property
     def is_unsettled(self) -> bool:

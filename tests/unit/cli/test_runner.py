@@ -252,6 +252,7 @@ def test_ctrl_c_twice_closes_the_room_at_once():
     assert play.run(play.stop.ask, play.stop.ask) == {"a": "interrupted", "b": "interrupted", "c": "not_started"}
     assert play.room.deadlines == [1.0]
     assert play.records["a"].error["type"] == "SessionStateError"
+    assert play.records["a"].text == "working"  # what came of the turn
 
 
 def test_a_turn_that_even_the_closed_room_does_not_end_is_given_up(monkeypatch):

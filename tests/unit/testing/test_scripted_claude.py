@@ -318,7 +318,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(tmp_path):
         result = peer.turn("BREAK_OFF half an ans\nSAY wer", "u1")
         (asked,) = [frame for frame in peer.frames if frame.get("isSynthetic")]
     recording = pathlib.Path(__file__).parents[2] / "fixtures" / "claude" / "broke_off.jsonl"
-    real = [json.loads(line)["f"] for line in recording.read_text().splitlines() if "cut off mid-stream" in line][0]
+    real = next(json.loads(line)["f"] for line in recording.read_text().splitlines() if "cut off mid-stream" in line)
     assert (asked["message"], set(asked)) == (real["message"], set(real))
     assert texts(peer.frames) == ["half an ans", "wer"]
     assert (result["result"], result["num_turns"], result["usage"]["input_tokens"]) == ("wer", 2, 200)

@@ -722,6 +722,27 @@ def test_the_clis_own_retries_are_told() -> None:
     )
 
 
+def retried(attempt: int, delay_s: float) -> dict[str, Any]:
+    told = {"attempt": attempt, "max_retries": 3, "retry_delay_ms": delay_s * 1000, "error_status": 429, "error": "rate_limit"}
+    return {"type": "system", "subtype": "api_retry", **told}
+
+
+@pytest.mark.parametrize(
+    ("frames", "asked_s"),
+    [
+        ((), None),
+        ((retried(1, 0.616), retried(2, 1.001), retried(3, 2.117)), None),  # without a header: how long it waits by itself
+        ((retried(1, 2.238), retried(2, 2.192), retried(3, 2.488)), 2.192),  # with one of 2 s
+        ((retried(1, 73.243), says("over"), calls("Bash"), gives()), None),  # of a call that came to its end
+        (({"type": "system", "subtype": "api_retry"},), None),
+    ],
+)
+def test_how_long_the_server_asks_to_wait_is_told_by_the_clis_own_wait(frames: Any, asked_s: float | None) -> None:
+    cli = Cli().ready().running()
+    cli.feed(*frames, api_error(429, "API Error: Request rejected (429)"), failed_result(U1, status=429, text="Request rejected (429)"))
+    assert cli.ended.error.retry_after_s == asked_s
+
+
 def test_a_skill() -> None:
     cli = Cli().ready().running()
     cli.feed(calls("Skill", arguments={"skill": "review"}), result(U1))
