@@ -72,14 +72,14 @@ class Tally:
     text: str = ""
 
 
-def record_of_turn(task: Task, turn: Turn, duration_ms: int) -> TaskRecord:
-    """Return the record of a task whose turn ended well, or was interrupted."""
+def record_of_turn(task: Task, turn: Turn, duration_ms: int, *, said: str = "") -> TaskRecord:
+    """Return the record of a task whose turn ended well, or was interrupted: then `said` stands in where its process died with the text."""
     result = turn.result
     return TaskRecord(
         id=task.id,
         session=task.session_name,
         outcome=Outcome.INTERRUPTED if result.interrupted else Outcome.DONE,
-        text=result.text,
+        text=result.text or (said if result.interrupted else ""),
         structured_output=result.structured_output,
         continuity=turn.continuity.value,
         conversation_id=turn.conversation_id,

@@ -241,7 +241,7 @@ class Runner:
         finally:
             held.live = None
             self._tally(task.id, conversation_id=held.session.conversation_id)
-        record = record_of_turn(task, turn, _since_ms(started_s))
+        record = record_of_turn(task, turn, _since_ms(started_s), said=self._tallies[task.id].text)
         held.spent_usd += record.cost_usd or 0.0
         return record
 
