@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -229,11 +230,19 @@ def _check_timeout(_: object, __: object, timeout: float | None) -> None:
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
 
 
+def _reaches_a_process(text: str) -> bool:
+    """Whether a command line or an environment can hold it: no NUL, and no half of a surrogate pair."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
 def _check_env(_: object, __: object, env: Mapping[str, str] | None) -> None:
     for name, value in (env or {}).items():
         if type(name) is not str or type(value) is not str:
             raise TypeError(f"environment variables are strings, got {name!r}: {type(value).__name__}")
-        if not name or "=" in name or "\0" in name + value:
+        if not name or "=" in name or not _reaches_a_process(name + value):
             raise ValueError(f"not the name or value of an environment variable: {name!r}")
 
 
@@ -336,6 +345,9 @@ def _arguments(values: Iterable[str]) -> tuple[str, ...]:
     arguments = tuple(values)
     if isinstance(values, str) or not all(isinstance(value, str) for value in arguments):
         raise TypeError(f"extra_args must be a sequence of str, got {values!r}")
+    for argument in arguments:
+        if not _reaches_a_process(argument):
+            raise ValueError(f"extra_args holds what no command line can: {argument!r}")
     return arguments
 
 
@@ -344,7 +356,8 @@ class TurnRequest:
     """One prompt and its options. `timeout` is in seconds and bounds one attempt; None or () means the session's value.
 
     `attachments` are shown to the model with the prompt; `model` is for this turn alone, and so is `interaction_mode`.
-    Raises ValueError for a timeout that is not more than 0, TypeError for values of another type.
+    Raises ValueError for a timeout that is not more than 0, and for `extra_args` or an `env` with a NUL or half a surrogate pair; TypeError
+    for values of another type.
     """
 
     prompt: str = attrs.field(validator=_check_text)

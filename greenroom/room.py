@@ -59,12 +59,17 @@ AT_EXIT_S = 2.0
 PROOF_S = 8.0
 
 
+def _refuse_other(name: str, value: object, port: str, *methods: str) -> None:
+    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
+        raise TypeError(f"{name} must be {port}, got {value!r}")
+
+
 class Greenroom(ById):
     """Where sessions live: a context manager that leaves nothing running.
 
     `max_starting`: how many processes may be between their start and their handshake at once; `max_live`: how many may be alive (None:
     no limit), idle ones are released when another session waits. `clock` and `ids` are ports for tests. `log` is the logger to use.
-    Any thread. Raises SessionStateError once it is closed, and in a forked child.
+    Any thread. Raises SessionStateError once it is closed, and in a forked child; TypeError and ValueError for options of another kind.
 
     With `state_dir` everything that happens is journalled there, and survives the death of this program (`sync="process"`) or a power
     cut (`sync="full"`). Opening it ends what a dead program left running there (at most 5 s), and resends nothing: `recovered()` lists
@@ -93,8 +98,10 @@ class Greenroom(ById):
                 raise TypeError(f"{name} must be an int, got {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.clock: Clock = clock or SystemClock()
-        self.ids: IdAllocator = ids or RandomIds()
+        self.clock: Clock = SystemClock() if clock is None else clock
+        self.ids: IdAllocator = RandomIds() if ids is None else ids
+        _refuse_other("clock", self.clock, "a Clock", "monotonic", "wall", "wait", "call_later")
+        _refuse_other("ids", self.ids, "an IdAllocator", "new_id")
         self.log = log or logger
         self._pid = os.getpid()
         self._lock = threading.Lock()

@@ -62,23 +62,24 @@ class TaskRecord:
 
 @attrs.frozen(kw_only=True)
 class Tally:
-    """What the run itself counted of a task: all there is where the task ends in an error."""
+    """What the run itself saw of a task: all there is where the task ends in an error. `text` is what the agent said last."""
 
     turn_id: str | None = None
     conversation_id: str | None = None
     retries: int = 0
     restarts: int = 0
     duration_ms: int = 0
+    text: str = ""
 
 
-def record_of_turn(task: Task, turn: Turn, duration_ms: int) -> TaskRecord:
-    """Return the record of a task whose turn ended well, or was interrupted."""
+def record_of_turn(task: Task, turn: Turn, duration_ms: int, *, said: str = "") -> TaskRecord:
+    """Return the record of a task whose turn ended well, or was interrupted: then `said` stands in where its process died with the text."""
     result = turn.result
     return TaskRecord(
         id=task.id,
         session=task.session_name,
         outcome=Outcome.INTERRUPTED if result.interrupted else Outcome.DONE,
-        text=result.text,
+        text=result.text or (said if result.interrupted else ""),
         structured_output=result.structured_output,
         continuity=turn.continuity.value,
         conversation_id=turn.conversation_id,
@@ -95,11 +96,12 @@ def record_of_turn(task: Task, turn: Turn, duration_ms: int) -> TaskRecord:
 def record_of_error(task: Task, error: BaseException, tally: Tally, *, stopping: bool = False) -> TaskRecord:
     """Return the record of a task that ended with `error`. `stopping`: the user had asked the run to stop."""
     usage = getattr(error, "usage", None)
+    if isinstance(error, TurnFailedError):
+        tally = attrs.evolve(tally, text=error.text)  # it knows better than the events
     return TaskRecord(
         id=task.id,
         session=task.session_name,
         outcome=_outcome_of(error, stopping=stopping),
-        text=error.text if isinstance(error, TurnFailedError) else "",
         usage=_usage(usage),
         cost_usd=_cost(None, usage),
         error=describe(error),

@@ -24,7 +24,7 @@ from greenroom.cli.results import Outcome, Tally, TaskRecord, record_of_error, r
 from greenroom.cli.stopping import StopRequest
 from greenroom.cli.tasks import AgentSettings, Task
 from greenroom.errors import CliCheckError, CliNotFoundError, GreenroomError, SessionCrashedError, SessionStateError
-from greenroom.events import AgentEvent, SessionEvent, TransportRestarted
+from greenroom.events import AgentEvent, AssistantText, SessionEvent, TransportRestarted
 from greenroom.liveness import Liveness
 
 FORCED_DEADLINE_S = 1.0
@@ -241,7 +241,7 @@ class Runner:
         finally:
             held.live = None
             self._tally(task.id, conversation_id=held.session.conversation_id)
-        record = record_of_turn(task, turn, _since_ms(started_s))
+        record = record_of_turn(task, turn, _since_ms(started_s), said=self._tallies[task.id].text)
         held.spent_usd += record.cost_usd or 0.0
         return record
 
@@ -301,6 +301,8 @@ class Runner:
             self._tally(task_id, restarts=tally.restarts + 1)
         elif is_retry_wait(bare):
             self._tally(task_id, retries=tally.retries + 1)
+        elif isinstance(bare, AssistantText):
+            self._tally(task_id, text=bare.text)
         self._progress.event(task_id, event)
 
     def _tally(self, task_id: str, **changes: Any) -> None:

@@ -9,6 +9,7 @@ Directives (`\n` in a text is a line end):
     SAY text                        a text block                    THINK text                 a thinking block
     TOOL name {json} [-> output]    a tool call and its result      TOOL_SLEEP s [output]      a Bash call that takes s seconds
     WRITE path text                 really writes a file            APPEND path text           really appends a line to a file
+    BREAK_OFF text                  text that breaks off; the CLI asks the model to go on, with the directives that follow
     SLOW n interval_s [text]        n pieces of text, streamed      SLEEP s                    the model thinks for s seconds
     RATE n per_s                    n timed texts; each is the time.monotonic_ns() of its sending
     FLOOD n bytes                   n texts of so many bytes, as fast as they are read
@@ -64,6 +65,10 @@ CONTINUE = "Continue from where you left off"
 CUT_CALL = (
     "[Tool call interrupted: the session ended before this call's result was recorded, so its outcome is unknown. "
     "Check whether it took effect before repeating it or running it again.]"
+)
+BROKE_OFF = (
+    "Your response above was cut off mid-stream. Resume directly from where it stops \u2014 no apology, no recap. "
+    "If none of it survived, answer the request from the start."
 )
 NO_RESPONSE = "No response requested."
 REJECTED = "The user doesn't want to proceed with this tool use. The call was stopped while it was running."
@@ -409,7 +414,7 @@ class Message:
 
 
 class Money:
-    """Counters: of the process (or over clean resumes), since the last result, and of the turn."""
+    """Counters: of the process (or over clean resumes), since the last result, of the turn, and of its answers that came to their end."""
 
     FIELDS = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheCreationInputTokens")
 
@@ -417,6 +422,7 @@ class Money:
         self.total = dict.fromkeys(self.FIELDS, 0)
         self.reported = dict(self.total)
         self.turn = dict(self.total)
+        self.answered = dict(self.total)
 
     def carry(self, totals: dict[str, int]) -> None:
         self.total = dict(totals)
@@ -424,6 +430,13 @@ class Money:
 
     def request(self) -> None:
         self.add(inputTokens=100, cacheReadInputTokens=30, cacheCreationInputTokens=20)
+
+    def answer_ends(self) -> None:
+        self.answered = dict(self.turn)
+
+    def turn_ends(self) -> None:
+        self.turn = dict.fromkeys(self.FIELDS, 0)
+        self.answered = dict(self.turn)
 
     def words(self, text: str) -> None:
         self.add(outputTokens=len(text.split()))
@@ -593,7 +606,9 @@ class Turn:
         frame: Frame = {"type": "assistant", "message": {**self.message([block]), "context_management": None}, "parent_tool_use_id": None}
         return {**frame, **self.common(), "request_id": new_id("req"), **extra, **named}
 
-    def end_message(self, stop_reason: str) -> None:
+    def end_message(self, stop_reason: str, *, whole: bool = True) -> None:
+        if whole:
+            self.cli.money.answer_ends()
         if self.message_id:
             delta = {"stop_reason": stop_reason, "stop_sequence": None}
             self.stream({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 8}})
@@ -763,8 +778,8 @@ class Turn:
         money = self.cli.money
         aborted = subtype != "success"
         self.is_error = error
-        usage = usage_of(dict.fromkeys(Money.FIELDS, 0) if aborted and reason == "aborted_streaming" else money.turn, error=error)
-        money.turn = dict.fromkeys(Money.FIELDS, 0)
+        usage = usage_of(money.answered if aborted else money.turn, error=error)
+        money.turn_ends()
         named = self.result_names(error=error)
         frame: Frame = {
             "duration_api_ms": 5,
@@ -818,7 +833,7 @@ class Turn:
         if self.open_block:
             self.stream({"type": "content_block_stop", "index": self.index})
         if self.message_id:
-            self.end_message("end_turn")
+            self.end_message("end_turn", whole=False)
         reason = "aborted_tools" if tool else "aborted_streaming"
         stop = "tool_use" if self.rounds > 1 else None
         self.cli.store.add("marker", text=marker)
@@ -858,6 +873,18 @@ class Turn:
 
     def do_say(self, rest: str) -> None:
         self.say(unescaped(rest))
+
+    def do_break_off(self, rest: str) -> None:
+        self.say(unescaped(rest))
+        self.cli.money.answer_ends()
+        self.stream({"type": "message_stop"})
+        self.message_id = ""
+        self.rounds += 1
+        content = [{"type": "text", "text": BROKE_OFF}]
+        frame: Frame = {"type": "user", "message": {"role": "user", "content": content}, "parent_tool_use_id": None, **self.common()}
+        self.send({**frame, "isSynthetic": True})
+        if self.cli.partial:
+            self.requesting()
 
     def do_think(self, rest: str) -> None:
         self.start_block({"type": "thinking", "thinking": "", "signature": ""}, "thinking")

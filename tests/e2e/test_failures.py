@@ -31,6 +31,7 @@ from greenroom import (
     TurnFailedError,
     TurnRequest,
 )
+from greenroom.testing.model_reply import Reply, text_block
 from greenroom.transports.claude.launch import ClaudeHook
 from tests.e2e.stage import Running, Stage, until
 
@@ -95,6 +96,15 @@ def test_a_rate_limit_is_waited_for(stage: Stage) -> None:
     assert stage.shown("SAY recovered")[-1] == 1
 
 
+def test_the_wait_that_a_header_asks_for_is_told_where_the_cli_waits_for_it_too(claude: str, tmp_path: pathlib.Path) -> None:
+    answer = "ERROR 429 rate_limit_error Slow down! 9 1"  # a second: more than Claude Code's own first wait
+    for retries, told in (("1", True), ("0", False)):
+        env = {"CLAUDE_CODE_MAX_RETRIES": retries}
+        with Stage(tmp_path / retries, claude, env=env) as stage, stage.session(agent=stage.agent(retry=RetryPolicy(delays=()))) as session:
+            asked_s = error_of(stage.begin(session, answer)).retry_after_s
+            assert (asked_s is not None and asked_s >= 1) is told
+
+
 def test_a_stream_that_is_cut_is_transient(claude: str, tmp_path: pathlib.Path) -> None:
     with Stage(tmp_path, claude) as stage, stage.session() as session:
         error = error_of(stage.begin(session, "CUT"))
@@ -119,6 +129,19 @@ def test_an_answer_that_breaks_off_is_gone_on_with_and_nothing_empty_is_shown(st
     assert stage.shown("SAY recovered") == [1] * 5
     assert stage.shown("(no content)") == [0] * 5
     assert stage.shown("Continue from where you left off") == [0, 0, 0, 0, 1]
+
+
+def test_an_answer_that_the_cli_had_gone_on_with_is_whole(stage: Stage) -> None:
+    with stage.session() as session:
+        turn = stage.run(session, "SAY half\\n\nFAILED overloaded_error Overloaded 1\nSAY rest")
+    assert turn.result.text.split() == ["half", "half", "rest"]  # this model begins again, where a real one goes on
+
+
+def test_the_pieces_of_an_answer_are_joined_as_they_were_written(claude: str, tmp_path: pathlib.Path) -> None:
+    said = ["The ans", "wer, at ", "last."]
+    replies = [Reply(content=(text_block(text),), failed=text != "last.", error_type="overloaded_error") for text in said]
+    with Stage(tmp_path, claude, script=lambda body: replies.pop(0)) as stage, stage.session() as session:
+        assert stage.run(session, "tell me").result.text == "The answer, at last."
 
 
 def test_no_server_at_all_is_transient(claude: str, tmp_path: pathlib.Path) -> None:

@@ -75,6 +75,29 @@ def test_interrupt_in_a_tool_ends_the_tool(stage: Stage) -> None:
     assert stage.shown("SAY next")[-1] == 1
 
 
+def test_an_interrupt_in_a_later_call_of_the_model_leaves_a_lower_bound(stage: Stage) -> None:
+    with stage.session() as session:
+        running = stage.begin(session, "BASH echo hi\nHANG")
+        stage.asked(2)
+        session.interrupt()
+        turn = running.join()
+    assert turn.result.interrupted
+    assert turn.result.usage.tokens.input == 100  # of two calls; the second was made, and never counted
+    assert not turn.result.usage.increment_known
+
+
+def test_an_interrupt_in_a_tool_or_in_text_that_came_leaves_the_usage_known(claude: str, tmp_path: pathlib.Path) -> None:
+    with Stage(tmp_path, claude, partial_messages=True) as stage, stage.session() as session:
+        in_a_tool = stage.begin(session, f"BASH echo hi\n{LONG_TOOL}")
+        until(lambda: len(in_a_tool.saw(ToolCall)) == 2 and (stage.cwd / "once").exists(), "the second tool to run")
+        session.interrupt()
+        in_text = in_a_tool.join() and stage.begin(session, f"BASH echo hi\n{LONG_TEXT}")
+        in_text.wait_for(AssistantText)
+        session.interrupt()
+        usages = [running.join().result.usage for running in (in_a_tool, in_text)]
+    assert [(usage.tokens.input, usage.increment_known) for usage in usages] == [(200, True), (200, True)]
+
+
 def test_interrupt_while_the_model_hangs_and_in_the_clis_own_retry_wait(claude: str, tmp_path: pathlib.Path) -> None:
     with Stage(tmp_path, claude, env={"CLAUDE_CODE_MAX_RETRIES": "10"}) as stage, stage.session() as session:
         hanging = stage.begin(session, "HANG")

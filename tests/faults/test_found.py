@@ -290,6 +290,21 @@ def test_options_of_a_request_of_another_type_are_refused_by_name(name, value):
         TurnRequest("p", **{name: value})
 
 
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_what_no_command_line_can_hold_is_refused_at_once(value):
+    with pytest.raises(ValueError, match="extra_args"):
+        TurnRequest("p", extra_args=("--x", value))
+    with pytest.raises(ValueError, match="environment variable"):
+        TurnRequest("p", env={"X": value})
+
+
+@pytest.mark.parametrize("name", ["clock", "ids"])
+@pytest.mark.parametrize("value", [3, 0, object])
+def test_a_room_refuses_ports_of_another_type_by_name(name, value):
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        Greenroom(**{name: value})
+
+
 def test_a_steer_that_is_no_text_does_not_cost_the_process(bench):
     cli = bench.cli()
     begun = cli.begin("AWAIT_STEER\nSAY over")

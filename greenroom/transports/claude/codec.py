@@ -42,7 +42,7 @@ _Handler = Callable[[Frame, float], Iterable[Output]]
 _QUIET = frozenset(
     {
         *("keep_alive", "tool_progress", "tool_use_summary", "auth_status", "prompt_suggestion"),
-        *("system/thinking_tokens", "system/task_updated", "system/task_progress"),
+        *("system/task_updated", "system/task_progress"),
         *("system/session_state_changed", "system/hook_started", "system/hook_progress", "system/hook_response"),
         *("system/files_persisted", "system/local_command_output"),
     }
@@ -80,6 +80,7 @@ class ClaudeCodec:
             "system/model_fallback": self._model_fallback,
             "system/background_tasks_changed": self._background_tasks,
             "system/task_started": self._task,
+            "system/thinking_tokens": self._thinking_tokens,
             "system/task_notification": self._task,
         }
 
@@ -255,7 +256,12 @@ class ClaudeCodec:
         elif frame.parent_tool_use_id is not None:
             yield from self._sub_agent(frame)
         elif (turn := self._turns.owner_of(frame)) is not None and self._turns.is_first(turn, frame):
-            yield from mapping.tool_results(turn, frame)
+            yield from mapping.user(turn, frame)
+
+    def _thinking_tokens(self, frame: Frame, now_s: float) -> Iterable[Output]:
+        if (turn := self._turns.owner_of(frame)) is not None:
+            mapping.thinks(turn)
+        return ()
 
     def _stream_event(self, frame: Frame, now_s: float) -> Iterator[Output]:
         turn = self._turns.owner_of(frame)
@@ -341,6 +347,8 @@ class ClaudeCodec:
             yield from self._turns.mode_told(frame.permission_mode, now_s)
 
     def _api_retry(self, frame: Frame, now_s: float) -> Iterator[Output]:
+        if (turn := self._turns.owner_of(frame)) is not None:
+            mapping.note_wait(turn, frame)
         yield mapping.retry_notice(frame)
 
     def _compact_boundary(self, frame: Frame, now_s: float) -> Iterator[Output]:

@@ -67,6 +67,7 @@ class Frame(msgspec.Struct):
     # assistant, user
     message: Message | None = None
     is_replay: bool = msgspec.field(name="isReplay", default=False)
+    is_synthetic: bool = msgspec.field(name="isSynthetic", default=False)
     tool_use_result: Any = None
     error: Any = None
     is_api_error_message: bool = False

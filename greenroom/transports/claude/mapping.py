@@ -24,6 +24,8 @@ from greenroom.transports.claude.state import OpenAttempt
 _EXIT_CODE = re.compile(r"\AExit code (\d+)(?:\n|\Z)")
 _BRIEF_CHARS = 500
 _SYNTHETIC = "<synthetic>"
+# How 2.1.332 has the model go on with an answer that broke off, and with one that reached the limit of its tokens.
+_GO_ON = ("Your response above was cut off mid-stream.", "Output token limit hit.")
 
 
 def brief(value: Any) -> str:
@@ -47,13 +49,15 @@ def assistant(turn: OpenAttempt, frame: Frame) -> list[AgentEvent]:
         turn.api_error = frame
         return [ProviderError("".join(block.text for block in blocks_of(message)))]
     turn.api_error = None
+    turn.message_id = message.id
     _note_usage(turn, message)
     # Most of what a CLI says comes this way: a list costs half of what generators do.
     found: list[AgentEvent] = []
     streamed = message.id in turn.streamed
     for block in blocks_of(message):
         if block.type == "text":
-            turn.text = block.text
+            turn.text = turn.text + block.text if turn.goes_on else block.text
+            turn.text_id = message.id
             if block.text and not streamed:
                 found.append(AssistantText(block.text))
         elif block.type == "thinking":
@@ -95,12 +99,29 @@ def stream_event(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
     delta = frame.event.delta if frame.event is not None else None
     if delta is None:
         return
+    if delta.type:  # not so the delta of a whole message, which may come behind the result of its tool
+        turn.message_id = frame.api_message_id
     if delta.text:
         turn.streamed.add(frame.api_message_id)
         yield AssistantText(delta.text)
     elif delta.thinking:
         turn.streamed.add(frame.api_message_id)
         yield Reasoning(delta.thinking)
+
+
+def thinks(turn: OpenAttempt) -> None:
+    """Note that an answer is coming, of which no other frame may tell: thinking that is cut off is not shown."""
+    turn.message_id = turn.message_id or "thinking"
+
+
+def user(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
+    """Map what the CLI itself shows the model in mid-turn: results of tools, or that its answer broke off."""
+    blocks = blocks_of(frame.message) if frame.message is not None else ()
+    if frame.is_synthetic:
+        turn.model_asked(rest=any(block.text.startswith(_GO_ON) for block in blocks))
+    elif any(block.type == "tool_result" for block in blocks):
+        turn.model_asked()
+    yield from tool_results(turn, frame)
 
 
 def tool_results(turn: OpenAttempt, frame: Frame) -> Iterator[AgentEvent]:
@@ -167,6 +188,18 @@ def retry_notice(frame: Frame) -> Lifecycle:
     when = "" if delay_ms is None else f", next in {delay_ms / 1000:g} s"
     told = f"{frame.error} ({status}), attempt {frame.attempt} of {frame.max_retries}{when}"
     return Lifecycle("provider retry", told, about=str(frame.error or ""), delay_s=None if delay_ms is None else delay_ms / 1000)
+
+
+def note_wait(turn: OpenAttempt, frame: Frame) -> None:
+    """Note a wait that is longer than the CLI's own for that attempt: then a header of the server's asked for it."""
+    delay_ms, attempt = _number(frame.retry_delay_ms), _number(frame.attempt)
+    if delay_ms is not None and attempt is not None and delay_ms / 1000 > _own_wait_s(attempt):
+        turn.asked_wait_s = delay_ms / 1000
+
+
+def _own_wait_s(attempt: float) -> float:
+    """Return the longest that 2.1.332 waits by itself: half a second, doubled each time up to 32 s, and a quarter more."""
+    return 1.25 * min(0.5 * 2 ** min(attempt - 1, 10), 32.0)
 
 
 def background_tasks(frame: Frame) -> Lifecycle:

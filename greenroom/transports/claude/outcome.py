@@ -25,6 +25,11 @@ def is_aborted(result: Frame) -> bool:
     return (result.terminal_reason or "").startswith(_ABORTED)
 
 
+def is_uncounted(turn: OpenAttempt, result: Frame) -> bool:
+    """Whether an interrupt cut a call of the model of which nothing had come: it was made, and is in no figure (2.1.332)."""
+    return result.terminal_reason == "aborted_streaming" and not turn.message_id
+
+
 def is_failure(turn: OpenAttempt, result: Frame) -> bool:
     """Whether a result is no answer, whatever it calls itself: an API error says `success`, and may say `is_error: false` as well."""
     return result.is_error or result.subtype != "success" or result.terminal_reason not in _ORDINARY_ENDS or turn.api_error is not None
@@ -70,7 +75,8 @@ class Verdict:
 
     def _failed_by(self, failure: Failure) -> Iterator[Output]:
         what = failure.text or failure.terminal_reason or failure.subtype or "the turn failed without a reason"
-        error = TurnFailedError(failure.kind, what, retry_after_s=failure.retry_after_s, text=self._turn.text)
+        asked_s = failure.retry_after_s if failure.retry_after_s is not None else self._turn.asked_wait_s
+        error = TurnFailedError(failure.kind, what, retry_after_s=asked_s, text=self._turn.text)
         yield from self.failed(error, nudgeable=failure.nudgeable)
 
     def stopped(self, *, forced: bool = False) -> Iterator[Output]:
@@ -106,7 +112,10 @@ class Verdict:
 
     def _succeeded(self, last: Frame) -> Iterator[Output]:
         structured = None if last.structured_output is msgspec.UNSET else last.structured_output
-        yield from self._ended_with(self._result(last.result or "", structured_output=structured))
+        text = last.result or ""
+        if self._turn.goes_on and structured is None and self._turn.text.endswith(text):
+            text = self._turn.text  # the CLI's own is the last piece alone
+        yield from self._ended_with(self._result(text, structured_output=structured))
 
     def _ended_with(self, result: TurnResult, *, forced: bool = False) -> Iterator[Output]:
         yield from self._report(result.usage)

@@ -69,6 +69,9 @@ class OpenAttempt(TimedAttempt):
     """The attempt that is under way. `results` are the frames that ended a turn of it: more than one when a steer ran on its own.
 
     `cancelled`: an answer that was given cancels it; the interrupt that follows such an answer may come behind the CLI's end.
+    `message_id`: the answer of the model that is coming, or came last; empty while the model is asked and nothing has come. `text_id`: the
+    answer that `text` is of. `goes_on`: the CLI has asked for the rest of an answer that broke off, so that text is added to `text`.
+    `asked_wait_s`: for how long the server wants this call to wait.
     """
 
     written: bool = False
@@ -87,6 +90,10 @@ class OpenAttempt(TimedAttempt):
     usage: ProviderUsage | None = None
     api_error: Frame | None = None
     text: str = ""
+    text_id: str = ""
+    message_id: str = ""
+    goes_on: bool = False
+    asked_wait_s: float | None = None
     tools: dict[str, str] = attrs.field(factory=dict)
     denied: set[str] = attrs.field(factory=set)
     skills: list[str] = attrs.field(factory=list)
@@ -102,6 +109,12 @@ class OpenAttempt(TimedAttempt):
         if not self.results:
             return self.started
         return any(steer.state is SteerState.CONSUMED for steer in self.steers.values())
+
+    def model_asked(self, *, rest: bool = False) -> None:
+        """The model is asked again; `rest`: for the rest of its last answer, as far as there is text of that."""
+        self.goes_on = rest and bool(self.text) and self.text_id == self.message_id
+        self.message_id = ""
+        self.asked_wait_s = None
 
     @property
     def is_unsettled(self) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
-
 from greenroom.asks import Answer, CancelTurn
 from greenroom.errors import GreenroomError, TurnFailedError, TurnTimeoutError
 from greenroom.events import ApprovalDenied, Lifecycle, PermissionsDiffer, SteerRejected
@@ -157,6 +155,7 @@ class Turns:
         turn = self.open
         if turn is not None and turn.owns(frame.user_message_uuids):
             yield from self._own(Owner.ATTEMPT)
+            turn.model_asked()
             for steer in turn.steers.values():
                 steer.opened_turn = steer.opened_turn or steer.uuid in (frame.user_message_uuids or ())
             if turn.receipt in (frame.user_message_uuids or ()):
@@ -342,12 +341,13 @@ class Turns:
 
     def result(self, frame: Frame, now_s: float) -> Iterator[Output]:
         """A turn ended: ours, or one that the CLI started by itself, which is booked apart."""
-        spent = self._ledger.take(frame)
+        turn = self.open
+        ours = turn if turn is not None and self._is_ours(turn, frame) else None
+        spent = self._ledger.take(frame, uncounted=ours is not None and outcome.is_uncounted(ours, frame))
         if spent is None:
             return
-        turn = self.open
-        if turn is not None and self._is_ours(turn, frame):
-            yield from self._our_result(turn, frame, spent, now_s)
+        if ours is not None:
+            yield from self._our_result(ours, frame, spent, now_s)
             return
         if self._owner is Owner.CLI:
             yield from self._own(Owner.NOBODY)
@@ -364,8 +364,6 @@ class Turns:
     def _our_result(self, turn: OpenAttempt, frame: Frame, spent: ProviderUsage, now_s: float) -> Iterator[Output]:
         yield from self._own(Owner.NOBODY)
         turn.results.append(frame)
-        if outcome.is_aborted(frame) and not spent.tokens.total_input:
-            spent = attrs.evolve(spent, increment_known=False)  # cut before the model's first count: the call was made all the same
         turn.usage = usage.add(turn.usage, spent)
         turn.seen.clear()
         turn.started, turn.settle_until_s = True, None

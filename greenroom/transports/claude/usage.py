@@ -126,11 +126,16 @@ class Ledger:
             return Tally.of({})
         return Tally.of(models) if isinstance(models, Mapping) else None
 
-    def take(self, result: Frame) -> ProviderUsage | None:
-        """Return what was consumed since the result before; None for a result that has been taken already."""
+    def take(self, result: Frame, *, uncounted: bool = False) -> ProviderUsage | None:
+        """Return what was consumed since the result before; None for a result that has been taken already.
+
+        `uncounted`: a call was made that is in none of its figures.
+        """
         if self._is_repeated(result.uuid):
             return None
         usage = self._increment(result)
+        if uncounted:
+            usage = attrs.evolve(usage, increment_known=False)
         if isinstance(result.model_usage, Mapping):
             self._last = Tally.of(result.model_usage)
             self._raw = {"total_cost_usd": cost(result.total_cost_usd), "modelUsage": result.model_usage}

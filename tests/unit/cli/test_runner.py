@@ -252,6 +252,14 @@ def test_ctrl_c_twice_closes_the_room_at_once():
     assert play.run(play.stop.ask, play.stop.ask) == {"a": "interrupted", "b": "interrupted", "c": "not_started"}
     assert play.room.deadlines == [1.0]
     assert play.records["a"].error["type"] == "SessionStateError"
+    assert play.records["a"].text == "working"  # what came of the turn
+
+
+@pytest.mark.parametrize(("text", "kept"), [("", "working"), ("half", "half")])
+def test_an_interrupted_turn_keeps_what_it_had_said_though_its_process_died(text, kept):
+    play = Play([task("a")], scripts={"a": Script(forever=True, text=text)})
+    assert play.run(play.stop.ask) == {"a": "interrupted"}
+    assert play.records["a"].text == kept
 
 
 def test_a_turn_that_even_the_closed_room_does_not_end_is_given_up(monkeypatch):

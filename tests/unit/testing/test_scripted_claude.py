@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import time
@@ -296,6 +297,31 @@ def test_cancel_queued_right_behind_a_message_drops_it_without_a_result(tmp_path
         peer.send(user, {"type": "control_request", "request_id": "r", "request": {"subtype": "interrupt", "cancel_queued": True}})
         assert peer.until("command_lifecycle", state="cancelled")["command_uuid"] == "u1"
         assert peer.turn("SAY after", "u2")["result_index"] == 0
+
+
+def test_an_interrupt_in_a_later_call_counts_the_calls_before_as_claude_code_does(tmp_path):
+    recording = pathlib.Path(__file__).parents[2] / "fixtures" / "claude" / "int_later.jsonl"
+    theirs = next(frame for line in recording.read_text().splitlines() if (frame := json.loads(line)["f"])["type"] == "result")
+    with Peer(tmp_path) as peer:
+        peer.say('TOOL Bash {"command": "x"} -> hi\nHANG', "u1")
+        peer.until("user", isReplay=True)
+        peer.until("user")
+        peer.control("interrupt")
+        ours = peer.until("result")
+    for frame in (ours, theirs):
+        (row,) = frame["model_usage_since_last_result"].values()
+        assert (frame["terminal_reason"], frame["usage"]["input_tokens"], row["inputTokens"]) == ("aborted_streaming", 100, 100)
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(tmp_path):
+    with Peer(tmp_path) as peer:
+        result = peer.turn("BREAK_OFF half an ans\nSAY wer", "u1")
+        (asked,) = [frame for frame in peer.frames if frame.get("isSynthetic")]
+    recording = pathlib.Path(__file__).parents[2] / "fixtures" / "claude" / "broke_off.jsonl"
+    real = next(json.loads(line)["f"] for line in recording.read_text().splitlines() if "cut off mid-stream" in line)
+    assert (asked["message"], set(asked)) == (real["message"], set(real))
+    assert texts(peer.frames) == ["half an ans", "wer"]
+    assert (result["result"], result["num_turns"], result["usage"]["input_tokens"]) == ("wer", 2, 200)
 
 
 def test_ignore_interrupt_answers_nothing(tmp_path):

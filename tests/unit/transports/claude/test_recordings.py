@@ -89,6 +89,21 @@ def test_an_interrupt_before_the_first_count_costs_an_unknown_amount() -> None:
     assert second.usage.increment_known
 
 
+def test_an_interrupt_in_a_later_call_leaves_a_lower_bound_unless_something_of_that_call_had_come() -> None:
+    played = Recording("int_later").play()
+    hanging, thinking, after = (end.usage for end in played.ends)
+    assert (hanging.tokens.input, hanging.increment_known) == (100, False)
+    assert (thinking.tokens.input, thinking.increment_known) == (200, True)
+    assert (after.tokens.input, after.increment_known) == (100, True)
+    assert not played.ends[-1].cumulative.increment_known
+
+
+def test_an_answer_that_broke_off_is_whole_and_ends_at_a_tool_call() -> None:
+    whole, after_a_tool = Recording("broke_off").play().ends
+    assert whole.result.text == "The answer, at last."  # in three pieces: an error within the stream, and the limit of tokens
+    assert after_a_tool.result.text == "the end"
+
+
 def test_an_interrupt_drops_a_queued_steer() -> None:
     played = Recording("int_queued_cancel").play()
     assert played.ended.result.interrupted

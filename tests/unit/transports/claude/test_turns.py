@@ -412,6 +412,80 @@ def test_an_interrupt_during_a_provider_error_stays_an_interrupt() -> None:
     assert cli.ended.result.interrupted
 
 
+# --- an answer that breaks off, and what of a call has come -------------------------------------------------------------------
+
+
+def gives(tool_id: str = "tool-1") -> dict[str, Any]:
+    block = {"type": "tool_result", "tool_use_id": tool_id, "content": "x"}
+    return {"type": "user", "message": {"role": "user", "content": [block]}, "parent_tool_use_id": None}
+
+
+def goes_on(text: str = "Your response above was cut off mid-stream. Resume.", **fields: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": text}]
+    return {"type": "user", "message": {"role": "user", "content": content}, "parent_tool_use_id": None, "isSynthetic": True, **fields}
+
+
+def piece(kind: str, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "stream_event", "event": {"type": kind, "delta": delta}, "parent_tool_use_id": None, "api_message_id": "msg_9"}
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        ((says("ha", U1), goes_on(), says("lf")), "half"),
+        ((says("ha", U1), goes_on(), says("l"), goes_on(), says("f")), "half"),
+        ((says("before", U1), calls("Bash"), gives(), goes_on(), says("lf")), "lf"),  # nothing of it survived
+        ((says("ha", U1), goes_on(), says("lf"), calls("Bash"), gives(), says("end")), "end"),
+        ((says("ha", U1), goes_on("[structured-output-enforce] You MUST call it"), says("end")), "end"),
+        ((says("ha", U1), goes_on(isSynthetic=False), says("end")), "end"),  # somebody says so; the CLI does not
+    ],
+)
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_answer_that_the_cli_had_gone_on_with_is_whole(frames: Any, text: str, interrupted: bool) -> None:
+    cli = Cli().ready().running()
+    cli.feed(*frames)
+    if interrupted:
+        cli.interrupt()
+    last = frames[-1]["message"]["content"][0]["text"]
+    cli.feed(aborted(U1) if interrupted else result(U1, text=last))
+    assert cli.ended.result.text == text
+
+
+def test_a_structured_answer_is_the_clis_own() -> None:
+    cli = Cli().ready().running()
+    cli.feed(says("ha", U1), goes_on(), says("lf"), result(U1, text='{"n":1}', structured_output={"n": 1}))
+    assert (cli.ended.result.text, cli.ended.result.structured_output) == ('{"n":1}', {"n": 1})
+
+
+@pytest.mark.parametrize(
+    ("frames", "known"),
+    [
+        ((), False),
+        ((calls("Bash"), gives()), False),
+        ((calls("Bash"), gives(), says("half", aborted=True)), True),
+        ((calls("Bash"), gives(), piece("content_block_delta", {"type": "input_json_delta", "partial_json": "{"})), True),
+        ((calls("Bash"), gives(), piece("message_delta", {"stop_reason": "tool_use"})), False),  # of the call before
+        ((calls("Bash"), gives(), {"type": "system", "subtype": "thinking_tokens"}), True),
+        ((says("half"), goes_on()), False),
+    ],
+)
+def test_an_interrupt_leaves_a_lower_bound_if_it_cut_a_call_of_which_nothing_had_come(frames: Any, known: bool) -> None:
+    cli = Cli().ready().running()
+    cli.feed(*frames)
+    cli.interrupt()
+    cli.feed(aborted(U1, terminal_reason="aborted_streaming"))
+    assert cli.ended.usage.increment_known is known
+    assert cli.ended.cumulative.increment_known is known
+
+
+def test_an_interrupt_in_a_tool_leaves_the_usage_known() -> None:
+    cli = Cli().ready().running()
+    cli.feed(calls("Bash"))
+    cli.interrupt()
+    cli.feed(gives(), aborted(U1, terminal_reason="aborted_tools"))
+    assert cli.ended.usage.increment_known
+
+
 # --- timeouts ---------------------------------------------------------------------------------------------------------------
 
 
@@ -646,6 +720,27 @@ def test_the_clis_own_retries_are_told() -> None:
     assert cli.of(Lifecycle)[-1] == Lifecycle(
         "provider retry", "overloaded (status 529), attempt 1 of 3, next in 0.5875 s", about="overloaded", delay_s=0.5875
     )
+
+
+def retried(attempt: int, delay_s: float) -> dict[str, Any]:
+    told = {"attempt": attempt, "max_retries": 3, "retry_delay_ms": delay_s * 1000, "error_status": 429, "error": "rate_limit"}
+    return {"type": "system", "subtype": "api_retry", **told}
+
+
+@pytest.mark.parametrize(
+    ("frames", "asked_s"),
+    [
+        ((), None),
+        ((retried(1, 0.616), retried(2, 1.001), retried(3, 2.117)), None),  # without a header: how long it waits by itself
+        ((retried(1, 2.238), retried(2, 2.192), retried(3, 2.488)), 2.192),  # with one of 2 s
+        ((retried(1, 73.243), says("over"), calls("Bash"), gives()), None),  # of a call that came to its end
+        (({"type": "system", "subtype": "api_retry"},), None),
+    ],
+)
+def test_how_long_the_server_asks_to_wait_is_told_by_the_clis_own_wait(frames: Any, asked_s: float | None) -> None:
+    cli = Cli().ready().running()
+    cli.feed(*frames, api_error(429, "API Error: Request rejected (429)"), failed_result(U1, status=429, text="Request rejected (429)"))
+    assert cli.ended.error.retry_after_s == asked_s
 
 
 def test_a_skill() -> None:
