@@ -6,6 +6,7 @@ crashes, the process is killed, and the supervisor reaps it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,8 @@ def launch_job(
         except BaseException as error:  # noqa: BLE001 - a sys.exit included: whatever is raised answers the start
             _settle(launch)
             failure = GreenroomError(f"the process could not be started: {_why(error)}")
+            if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
+                failure.hint = "a live session has up to five files open: raise the limit (`ulimit -n`), or bound them with `max_live`"
             failure.__cause__ = error
             return LaunchFailed(error=failure)
 

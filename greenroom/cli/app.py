@@ -20,6 +20,7 @@ import typer
 from greenroom import __version__
 from greenroom.cli import demo as demo_command
 from greenroom.cli import doctor as doctor_command
+from greenroom.cli.descriptors import make_room
 from greenroom.cli.engine import Engine, RoomPort
 from greenroom.cli.fields import BadInputError, build_tasks
 from greenroom.cli.offload import Lane, Threads
@@ -210,6 +211,9 @@ def _run(  # noqa: PLR0917 - typer reads the options from here
         codex_binary=codex,
         engine=context.obj or Engine(),
     )
+    scarce = make_room(min(parallel, len(plan.tasks)))
+    if scarce is not None:
+        _hint(scarce)
     try:
         status = asyncio.run(_go(run))
     except BadInputError as error:

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from greenroom.cli.checks import Check, Status, account_check
+from greenroom.cli.descriptors import limits, sessions_that_fit
 from greenroom.cli.doctor_codex import CodexPlace, codex_checks
 from greenroom.errors import CliCheckError, CliNotFoundError
 from greenroom.history import Account
@@ -25,6 +26,7 @@ from greenroom.transports.claude.transport import ClaudeStreamTransport
 from greenroom.transports.codex.transport import CodexAppServerTransport
 
 _MINIMUM_PYTHON = (3, 11)
+_MANY_SESSIONS = 100
 _ACCOUNT_S = 15.0
 # The order in which Claude Code takes them when nobody can be asked: the first that is there pays.
 _CREDENTIALS = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_OAUTH_TOKEN")
@@ -70,6 +72,7 @@ class Surroundings:
     python: tuple[int, int, int] = sys.version_info[:3]
     uid: int = attrs.field(factory=lambda: os.getuid() if hasattr(os, "getuid") else -1)
     which: Callable[[str], str | None] = shutil.which
+    open_files: Callable[[], tuple[int, int]] = limits
     find: Callable[[Path | None], str] = _found
     version_of: Callable[[str], str] = _checked
     find_codex: Callable[[Path | None], str] = _codex_found
@@ -82,7 +85,7 @@ def examine(
     here: Surroundings, *, claude_binary: Path | None = None, codex_binary: Path | None = None, provider: str | None = None
 ) -> tuple[Check, ...]:
     """Make the checks of one provider, or of both: then what Codex lacks is no failure, for nobody may mean to use it."""
-    checks = [_platform(here), _python(here)]
+    checks = [_platform(here), _python(here), _open_files(here)]
     if provider != "codex":
         checks += [*_claude(here, claude_binary), *_credential(here), _sandbox(here), *_root(here)]
     if provider != "claude":
@@ -136,6 +139,16 @@ def _python(here: Surroundings) -> Check:
     detail = ".".join(map(str, here.python))
     hint = None if enough else "install Python 3.11 or later"
     return Check(name="python", status=Status.OK if enough else Status.FAIL, detail=detail, hint=hint)
+
+
+def _open_files(here: Surroundings) -> Check:
+    """Say how many sessions fit: the library leaves the limit as it is, `greenroom run` raises the soft one."""
+    soft, hard = here.open_files()
+    detail = f"{soft:,} allowed, up to {hard:,}: about {sessions_that_fit(soft):,} live sessions, or {sessions_that_fit(hard):,}"
+    if sessions_that_fit(soft) >= _MANY_SESSIONS:
+        return Check(name="open files", status=Status.OK, detail=detail)
+    hint = f"for more than {sessions_that_fit(soft)} at once in a program of your own: `ulimit -n {min(hard, 4096)}` before it starts"
+    return Check(name="open files", status=Status.WARN, detail=detail, hint=hint)
 
 
 def _claude(here: Surroundings, claude_binary: Path | None) -> Iterator[Check]:

@@ -111,6 +111,25 @@ def test_no_descriptors_and_no_directory_are_told_in_words(folder):
     assert "Traceback" not in done.stderr
 
 
+def many(folder, count):
+    prompts = "".join(f'[[task]]\nid = "t{number}"\nprompt = "SLEEP 1\\nSAY hi"\n' for number in range(count))
+    (folder / "many.toml").write_text(f'[defaults]\npermissions = "bypass"\n{prompts}')
+    return ("run", "--claude-binary", "./claude", "--parallel", count, "--max-starting", count, "many.toml")
+
+
+def test_a_low_soft_limit_of_open_files_is_raised_to_what_the_sessions_need(folder):
+    done = greenroom(folder, *many(folder, 30), before="ulimit -Sn 64;", timeout_s=100)
+    assert (done.returncode, "open files" in done.stderr) == (0, False), done.stderr
+
+
+def test_a_hard_limit_of_open_files_is_told_beforehand_and_at_the_start_that_fails(folder):
+    done = greenroom(folder, *many(folder, 30), before="ulimit -n 100;", timeout_s=100)
+    assert done.returncode == 1
+    assert "hint: 30 sessions at once may need 278 open files, and 100 are allowed" in done.stderr
+    assert "Too many open files" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 UNFIT = {
     "too old": ('echo "2.0.1 (Claude Code)"', "bypass", "found version 2.0.1, needed 2.1.332 or newer"),
     "broken": ("echo boom >&2; exit 3", "bypass", "--version ended with status 3: boom"),
