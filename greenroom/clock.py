@@ -11,7 +11,7 @@ LONGEST_WAIT_S = threading.TIMEOUT_MAX / 2
 """What a lock can still be asked for (more than a century); `inf` means it."""
 
 LONGEST_SLEEP_S = 3600.0
-"""For a selector, which takes no more than some weeks: who wakes early looks again."""
+"""For a selector or a poll, which take no more than some weeks: who wakes early looks again."""
 
 
 class TimerHandle(Protocol):

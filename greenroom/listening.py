@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from greenroom.actors.letterbox import Letterbox
 from greenroom.actors.ticket import Batch, Sink
-from greenroom.clock import LONGEST_WAIT_S, Clock, SystemClock
+from greenroom.clock import Clock, SystemClock
 from greenroom.errors import WaitTimeoutError
 from greenroom.events import EventCallback, Notice
 
@@ -36,7 +36,7 @@ def listen(
         clock.call_later(wait_s, lambda: inbox.put(_PATIENCE_OVER))
     while True:
         try:
-            batch = inbox.take(min(LONGEST_WAIT_S, max(0.0, until_s - clock.monotonic())) if real and until_s is not None else None)
+            batch = inbox.take(until_s - clock.monotonic() if real and until_s is not None else None)
         except TimeoutError:
             raise WaitTimeoutError(turn_id, wait_s or 0.0) from None
         if batch is None:

@@ -9,7 +9,9 @@ answers with a message.
 from __future__ import annotations
 
 import collections
+import contextlib
 import heapq
+import io
 import itertools
 import logging
 import os
@@ -22,11 +24,9 @@ from typing import Any, Protocol
 
 import attrs
 
-from greenroom.actors.runtime import LoopActor, Message, tell
+from greenroom.actors.runtime import LoopActor, Message, log, tell
 from greenroom.actors.threads import InlineWorker, Job, Ref, Starter, ThreadWorker, Worker
 from greenroom.clock import LONGEST_SLEEP_S, Clock, SystemClock, TimerHandle
-
-logger = logging.getLogger("greenroom.actors")
 
 BATCH_MESSAGES = 64
 # How many of those whom an actor woke, and whom these woke, have their turn right behind it: longer chains must not keep others waiting.
@@ -209,9 +209,11 @@ class LoopDispatcher:
         self._timers: list[tuple[float, int, _HeapTimer]] = []
         self._new_timers: collections.deque[tuple[float, int, _HeapTimer]] = collections.deque()
         self._timer_ids = itertools.count()
-        self._after_round: list[Callable[[], None]] = []
+        self._after_round: collections.deque[Callable[[], None]] = collections.deque()
         self._pipes = _Pipes()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(os, "pipe2") else _pipe()
+        # A file, which knows when it is closed: the number may be another's then.
+        self._wake_write = io.FileIO(wake_write, "wb")
         self._pipes.selector.register(self._wake_read, selectors.EVENT_READ)
         self._sleeping = False
         self._stopping = False
@@ -251,10 +253,8 @@ class LoopDispatcher:
         return ThreadWorker(owner, name)
 
     def _wake(self) -> None:
-        try:
-            os.write(self._wake_write, b"\0")
-        except (BlockingIOError, OSError):  # full: it will wake; closed: it has ended
-            return
+        with contextlib.suppress(ValueError, OSError):  # closed: it has ended; full is no error: it will wake
+            self._wake_write.write(b"\0")
 
     def on_own_thread(self) -> bool:
         """Whether the caller is the loop itself (which must never wait for the loop)."""
@@ -289,15 +289,16 @@ class LoopDispatcher:
 
     def _main(self) -> None:
         self._ident = threading.get_ident()
-        while not self._stopping:
+        while True:
             try:
                 self._run()
-            except BaseException as error:
-                logger.exception("the loop failed; it is rebuilt, and every link it served gets its end")
+                break
+            except BaseException as error:  # noqa: BLE001
+                log(logging.ERROR, "the loop failed; it is rebuilt, and every link it served gets its end", error=error)
                 self._rebuild(error)
         self._pipes.close()
+        self._wake_write.close()
         os.close(self._wake_read)
-        os.close(self._wake_write)
 
     def _run(self) -> None:
         while True:
@@ -331,18 +332,19 @@ class LoopDispatcher:
             actor = woken.popleft()
             if actor.run_batch(BATCH_MESSAGES):
                 ready.append(actor)
-        self._wait_in(ready)
+        self._line_up()
 
-    def _wait_in(self, line: collections.deque[LoopActor]) -> None:
+    def _line_up(self) -> None:
         """Have those who were woken by the loop's own thread wait for their turn."""
-        line.extend(self._woken)
+        for actor in self._woken:
+            (self._urgent if actor.is_urgent else self._ready).append(actor)
         self._woken.clear()
 
     def _end_round(self) -> None:
-        callbacks, self._after_round = self._after_round, []
-        for callback in callbacks:
-            callback()
-        self._wait_in(self._ready)
+        # One by one, and none twice: what a callback that fails leaves behind is called when the loop is rebuilt.
+        for _ in range(len(self._after_round)):
+            self._after_round.popleft()()
+        self._line_up()
 
     def _sleep(self) -> None:
         # The flag first, the look second: whoever schedules after the look sees the flag and wakes us.
@@ -356,7 +358,7 @@ class LoopDispatcher:
             # Before the reports: they schedule, and must not wake us, who are awake.
             self._sleeping = False
         woken = self._pipes.report(ready, self._wake_read)
-        self._wait_in(self._ready)
+        self._line_up()
         if woken:
             os.read(self._wake_read, 4096)
 
@@ -385,7 +387,7 @@ class LoopDispatcher:
             ref, message = timer.ref, timer.message
             if ref is not None and message is not None:
                 tell(ref, message)
-        self._wait_in(self._urgent)
+        self._line_up()
 
     def _rebuild(self, error: BaseException) -> None:
         orphans = {id(ref.actor_inbox): ref for ref in self._pipes.refs()}
@@ -394,7 +396,7 @@ class LoopDispatcher:
         self._pipes.selector.register(self._wake_read, selectors.EVENT_READ)
         for ref in orphans.values():
             tell(ref, LoopFailed(error=error))
-        self._wait_in(self._ready)
+        self._line_up()
 
 
 @attrs.frozen(kw_only=True)

@@ -1,14 +1,15 @@
 """Where a room's events can be had by anybody: a bounded history of each session, and who listens. Thread-safe; waits for nobody.
 
-Sessions publish on the loop; that costs an append, and one more for each listener. A listener's buffer is its own: when it is full,
-deltas are dropped and counted first, and the place where they were is marked (`EventsMissed`).
+Sessions publish on the loop; that costs putting the texts together, and an append for each listener. A listener's buffer is its own: when
+it is full, deltas are dropped and counted first, and the place where they were is marked (`EventsMissed`).
 """
 
 from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 
@@ -23,7 +24,7 @@ LOSSLESS_EVENTS = 100_000
 DELTAS = frozenset({AssistantText, Reasoning, Stderr, RawOutput})
 """What a subscriber that is too slow does without first."""
 
-_TEXTS = (AssistantText, Reasoning, RawOutput)
+_TEXTS = (AssistantText, Reasoning, RawOutput, Stderr)
 
 
 def _chars(events: tuple[AgentEvent, ...]) -> int:
@@ -52,32 +53,33 @@ def last_of(batch: Batch) -> int:
     return batch.first_sequence + len(batch.events) - 1
 
 
-_NAMES: dict[type[AgentEvent], str] = {kind: kind.__name__ for kind in (*_TEXTS, Stderr)}
-_BY_NAME: dict[str, Callable[[str], AgentEvent]] = {"AssistantText": AssistantText, "Reasoning": Reasoning}
-_BY_NAME |= {"RawOutput": RawOutput, "Stderr": Stderr}
-_Packed = tuple[int, str | None, int, float, float, tuple[str, ...], tuple[str, ...]]
+# By name, and by nothing that the garbage collector follows.
+_NAMES: dict[type[AgentEvent], str] = {kind: kind.__name__ for kind in _TEXTS}
+_BY_NAME: dict[str, Any] = {name: kind for kind, name in _NAMES.items()}
+_Packed = tuple[str, int, str | None, int, float, float, tuple[str, ...], tuple[str, ...]]
+Kept = Batch | _Packed
 
 
-def _pack(batch: Batch) -> Batch | _Packed:
+def _pack(batch: Batch) -> Kept:
     """Return the batch as strings and numbers alone, if it is made of texts: the garbage collector need not look at those.
 
     Hundreds of sessions keep some hundred thousand events; as objects, they would make each full collection a pause of a tenth of a second.
     """
-    events = batch.events
     names, texts = [], []
-    for event in events:
+    for event in batch.events:
         name = _NAMES.get(type(event))
         if name is None:
             return batch
         names.append(name)
         texts.append(event.text)  # type: ignore[attr-defined]
-    return (batch.first_sequence, batch.turn_id, batch.incarnation, batch.at_monotonic_s, batch.at_wall_s, tuple(names), tuple(texts))
+    stamp = (batch.session_id, batch.first_sequence, batch.turn_id, batch.incarnation, batch.at_monotonic_s, batch.at_wall_s)
+    return (*stamp, tuple(names), tuple(texts))
 
 
-def _unpack(session_id: str, kept: Batch | _Packed) -> Batch:
+def _unpack(kept: Kept) -> Batch:
     if isinstance(kept, Batch):
         return kept
-    first_sequence, turn_id, incarnation, at_monotonic_s, at_wall_s, names, texts = kept
+    session_id, first_sequence, turn_id, incarnation, at_monotonic_s, at_wall_s, names, texts = kept
     return Batch(
         session_id=session_id,
         turn_id=turn_id,
@@ -89,21 +91,24 @@ def _unpack(session_id: str, kept: Batch | _Packed) -> Batch:
     )
 
 
+def _first_of(kept: Kept) -> int:
+    return kept.first_sequence if isinstance(kept, Batch) else kept[1]
+
+
 class Ring:
     """The latest events of one session, oldest first: HISTORY_EVENTS or HISTORY_CHARS of text at most, but the latest batch in any case.
 
-    `first`, `last`: the numbers of the oldest and of the newest event; `last_at_s`: when the newest came; `ended`: nothing follows it.
+    `last`: the number of the newest event; `last_at_s`: when it came; `ended`: nothing follows it.
     """
 
-    __slots__ = ("_chars", "_events", "_kept", "_session_id", "_sizes", "ended", "first", "last", "last_at_s")
+    __slots__ = ("_chars", "_events", "_kept", "_sizes", "ended", "last", "last_at_s")
 
-    def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
-        self._kept: collections.deque[Batch | _Packed] = collections.deque()
+    def __init__(self) -> None:
+        self._kept: collections.deque[Kept] = collections.deque()
         self._sizes: collections.deque[tuple[int, int]] = collections.deque()
         self._events = 0
         self._chars = 0
-        self.first = self.last = 0
+        self.last = 0
         self.last_at_s = 0.0
         self.ended = False
 
@@ -111,8 +116,6 @@ class Ring:
         """Take a batch; forget the oldest ones for it."""
         events, count = batch.events, len(batch.events)
         chars = _chars(events)
-        if not self._kept:
-            self.first = batch.first_sequence
         self._kept.append(_pack(batch))
         self._sizes.append((count, chars))
         self.last, self.last_at_s = batch.first_sequence + count - 1, batch.at_monotonic_s
@@ -125,16 +128,29 @@ class Ring:
     def _forget_oldest(self) -> None:
         self._kept.popleft()
         count, chars = self._sizes.popleft()
-        self.first += count
         self._events -= count
         self._chars -= chars
 
-    def later_than(self, sequence: int) -> Iterator[Batch]:
-        """Yield what is kept behind event number `sequence`."""
-        for kept in self._kept:
-            later = later_than(_unpack(self._session_id, kept), sequence)
-            if later is not None:
-                yield later
+    @property
+    def first(self) -> int:
+        """The number of the oldest event that is there."""
+        return _first_of(self._kept[0])
+
+    def later_than(self, sequence: int) -> tuple[list[Kept], int]:
+        """Return what is kept behind event number `sequence`, and how many events that is."""
+        later, events = [], 0
+        for kept, (count, _) in zip(reversed(self._kept), reversed(self._sizes), strict=True):
+            if _first_of(kept) > sequence:
+                later.append(kept)
+                events += count
+                continue
+            part = later_than(_unpack(kept), sequence)
+            if part is not None:
+                later.append(part)
+                events += len(part.events)
+            break
+        later.reverse()
+        return later, events
 
 
 @attrs.define
@@ -156,7 +172,7 @@ class Buffer:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # an abandoned stream may be collected in the middle of a publish
-        self._items: collections.deque[Item] = collections.deque()
+        self._items: collections.deque[Kept | Missed] = collections.deque()
         self._marks: dict[str, Missed] = {}
         self._events = 0
         self._wakers: list[Callable[[], None]] = []
@@ -177,12 +193,11 @@ class Buffer:
         for waker in wakers:
             waker()
 
-    def seed(self, items: Iterable[Item]) -> None:
-        """Begin with these."""
+    def seed(self, past: Iterable[Kept], events: int) -> None:
+        """Begin with these, of so many events. They are made where they are taken: meanwhile the sessions wait for the hub."""
         with self._lock:
-            for item in items:
-                self._items.append(item)
-                self._events += len(item.events) if isinstance(item, Batch) else 0
+            self._items.extend(past)
+            self._events += events
 
     def _squeeze(self, batch: Batch) -> None:
         for index, event in enumerate(batch.events):
@@ -214,9 +229,11 @@ class Buffer:
             if not self._items:
                 return None
             item = self._items.popleft()
-            if isinstance(item, Batch):
-                self._events -= len(item.events)
-            elif self._marks.get(item.batch.session_id) is item:
+            if not isinstance(item, Missed):
+                batch = _unpack(item)
+                self._events -= len(batch.events)
+                return batch
+            if self._marks.get(item.batch.session_id) is item:
                 del self._marks[item.batch.session_id]
             return item
 
@@ -273,7 +290,7 @@ class Hub:
         with self._lock:
             ring = self._rings.get(batch.session_id)
             if ring is None or batch.first_sequence <= ring.last:  # a session of that name begins anew
-                ring = self._rings[batch.session_id] = Ring(batch.session_id)
+                ring = self._rings[batch.session_id] = Ring()
             ring.add(batch)
             if self._everywhere:
                 for buffer in self._everywhere:
@@ -309,7 +326,7 @@ class Hub:
             return (Missing(session_id=session_id, after=after, before=None),)
         # A number that was never given out is one of another life: then all that is there is news.
         after = after if after <= ring.last else 0
-        buffer.seed(ring.later_than(after))
+        buffer.seed(*ring.later_than(after))
         return (Missing(session_id=session_id, after=after, before=ring.first),) if ring.first > after + 1 else ()
 
     def leave(self, buffer: Buffer) -> None:

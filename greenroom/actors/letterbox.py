@@ -16,6 +16,8 @@ import threading
 import time
 from typing import Generic, Protocol, TypeVar
 
+from greenroom.clock import LONGEST_SLEEP_S
+
 T = TypeVar("T")
 
 
@@ -24,7 +26,7 @@ class _Bell(Protocol):
         """End the wait, the one now or the next."""
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until it has rung, or for `timeout_s`."""
+        """Wait until it has rung, or for `timeout_s`, LONGEST_SLEEP_S at most."""
 
     def close(self) -> None:
         """It rings no more."""
@@ -33,28 +35,26 @@ class _Bell(Protocol):
 class _DescriptorBell:
     def __init__(self, fd: int) -> None:
         self._lock = threading.Lock()  # a closed descriptor's number may be another's
-        self._fd: int | None = fd
+        self._fd = fd  # -1: it is closed
 
     def ring(self) -> None:
         with self._lock:
-            if self._fd is not None:
+            if self._fd >= 0:
                 os.eventfd_write(self._fd, 1)
 
     def wait(self, timeout_s: float | None) -> None:
-        fd = self._fd
-        if fd is None:
-            return
         if timeout_s is not None:
             poll = select.poll()
-            poll.register(fd, select.POLLIN)
+            poll.register(self._fd, select.POLLIN)
             if not poll.poll(timeout_s * 1e3):
                 return
-        os.read(fd, 8)  # not eventfd_read, which a signal ends
+        # `eventfd_read` would raise InterruptedError at every signal that a handler of the user's takes.
+        os.read(self._fd, 8)
 
     def close(self) -> None:
         with self._lock:
-            fd, self._fd = self._fd, None
-            if fd is not None:
+            fd, self._fd = self._fd, -1
+            if fd >= 0:
                 os.close(fd)
 
 
@@ -100,7 +100,7 @@ class Letterbox(Generic[T]):
             self._bell.ring()
 
     def take(self, timeout_s: float | None = None) -> T:
-        """Wait for the next, for `timeout_s` at most. Raises TimeoutError."""
+        """Wait for the next, for `timeout_s` at most, of whatever size. Raises TimeoutError."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._items:
             # The flag first, the look second: whoever puts after the look sees the flag. Who put in between rings for nothing.
@@ -108,9 +108,9 @@ class Letterbox(Generic[T]):
             if self._items:
                 break
             left_s = None if until_s is None else until_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            if left_s is not None and not left_s > 0:  # so that NaN is none
                 raise TimeoutError
-            self._bell.wait(left_s)
+            self._bell.wait(None if left_s is None else min(left_s, LONGEST_SLEEP_S))
         self._asleep = False
         return self._items.popleft()
 

@@ -7,6 +7,7 @@ thread of their dispatcher; `put` (and so `tell` and `ask`) may be called from a
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import sys
 import time
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("greenroom.actors")
 
 SLOW_HANDLER_S = 0.05
+
+
+def log(level: int, text: str, *args: object, error: BaseException | None = None) -> None:
+    """Log. A handler of the user's log that raises must end no loop, no thread and no end of an actor."""
+    with contextlib.suppress(Exception):
+        logger.log(level, text, *args, exc_info=error, stacklevel=2)
 
 
 class Message:
@@ -118,8 +125,8 @@ def _answer(message: object) -> None:
         return
     try:
         message.refuse()
-    except Exception:
-        logger.exception("%s failed to answer for itself", type(message).__name__)
+    except Exception as error:  # noqa: BLE001
+        log(logging.ERROR, "%s failed to answer for itself", type(message).__name__, error=error)
 
 
 def _refuse(envelope: Envelope[Any]) -> None:
@@ -162,6 +169,11 @@ class LoopActor(pykka.Actor):
         self._inbox.scheduled = True
         self.dispatcher.schedule(self)
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a control message has come since its last turn."""
+        return self._inbox.urgent
+
     def watch(self, watcher: pykka.ActorRef[Any]) -> None:
         """Tell `watcher` an ActorDown when this actor ends. Before its start, or from its own handler."""
         self._watchers.append(watcher)
@@ -198,7 +210,8 @@ class LoopActor(pykka.Actor):
             ended_s = time.perf_counter()
             if ended_s - began_s > SLOW_HANDLER_S:
                 # Not a warning: on a busy machine it happens, and without a configured log a warning lands on the user's terminal.
-                logger.info("%s spent %.0f ms on %s", type(self).__name__, (ended_s - began_s) * 1e3, type(envelope.message).__name__)
+                took_ms, kind = (ended_s - began_s) * 1e3, type(envelope.message).__name__
+                log(logging.INFO, "%s spent %.0f ms on %s", type(self).__name__, took_ms, kind)
             began_s = ended_s
         if inbox.empty() or inbox.scheduled:
             return False
@@ -227,12 +240,8 @@ class LoopActor(pykka.Actor):
 
     def crash(self, error: BaseException, message: object | None = None) -> None:
         """End by `error`. On the dispatcher's thread."""
-        logger.error(
-            "%s crashed%s",
-            type(self).__name__,
-            f" on {type(message).__name__}" if message is not None else "",
-            exc_info=(type(error), error, error.__traceback__),
-        )
+        on = f" on {type(message).__name__}" if message is not None else ""
+        log(logging.ERROR, "%s crashed%s", type(self).__name__, on, error=error)
         self._terminate(error)
         # Whoever waits for the very message on which it crashed; `on_down` has said why, where it could.
         _answer(message)
@@ -245,8 +254,8 @@ class LoopActor(pykka.Actor):
         self.actor_stopped.set()
         try:
             self.on_down(error)
-        except BaseException:
-            logger.exception("%s failed in on_down", type(self).__name__)
+        except BaseException as failure:  # noqa: BLE001
+            log(logging.ERROR, "%s failed in on_down", type(self).__name__, error=failure)
         self._inbox.close()
         for watcher in self._watchers:
             tell(watcher, ActorDown(urn=self.actor_urn, error=error))

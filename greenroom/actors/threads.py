@@ -10,9 +10,7 @@ from typing import Any, Protocol
 
 import pykka
 
-from greenroom.actors.runtime import Message, tell
-
-logger = logging.getLogger("greenroom.actors")
+from greenroom.actors.runtime import Message, log, tell
 
 Ref = pykka.ActorRef[Any]
 Job = Callable[[], Message]
@@ -35,8 +33,8 @@ class Starter:
             job, ref = item
             try:
                 message = job()
-            except BaseException:
-                logger.exception("a job of the starter thread failed")
+            except BaseException as error:  # noqa: BLE001
+                log(logging.ERROR, "a job of the starter thread failed", error=error)
                 continue
             tell(ref, message)
             del item, job, ref, message  # an idle thread must keep no actor alive
@@ -112,8 +110,8 @@ def logged(job: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         try:
             job()
-        except BaseException:
-            logger.exception("a call of the user's conversation failed")
+        except BaseException as error:  # noqa: BLE001
+            log(logging.ERROR, "a call of the user's conversation failed", error=error)
 
     return run
 

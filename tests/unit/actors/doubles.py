@@ -8,9 +8,11 @@ class Line:
 
     def __init__(self):
         self.scheduled = []
+        self.first = []  # for each call, whether it was to be before others
 
     def schedule(self, actor, *, first=False):
         self.scheduled.append(actor)
+        self.first.append(first)
 
     def run(self):
         while self.scheduled:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: S105, S106 - a timer's token is no secret
 
+import contextlib
 import logging
 import os
 import statistics
@@ -9,10 +10,19 @@ import threading
 import time
 
 import attrs
+import pykka
 import pytest
 
-from greenroom.actors.dispatcher import ClockedDispatcher, LoopDispatcher, LoopFailed, ManualDispatcher, PipeReady, TimerFired
-from greenroom.actors.runtime import LoopActor, Message, tell
+from greenroom.actors.dispatcher import (
+    WOKEN_AT_ONCE,
+    ClockedDispatcher,
+    LoopDispatcher,
+    LoopFailed,
+    ManualDispatcher,
+    PipeReady,
+    TimerFired,
+)
+from greenroom.actors.runtime import ActorDown, LoopActor, Message, tell
 from greenroom.testing import FakeClock
 
 PATIENCE_S = 10.0
@@ -127,6 +137,154 @@ def test_a_pipe_is_reported_once_until_it_is_resumed(loop, stops, pipe):
     assert [type(message) for message in keeper.seen].count(PipeReady) == 2
 
 
+@attrs.frozen(kw_only=True)
+class Order(Message):
+    text: str
+    control = True
+
+
+@contextlib.contextmanager
+def held(loop):
+    """The loop stands still, in a handler, until the block is left or what it is given is called."""
+    free = threading.Event()
+    ref, keeper = start(loop, does={"hold": lambda actor, message: free.wait(PATIENCE_S)})
+    tell(ref, Note(text="hold"))
+    keeper.wait_for(1)
+    try:
+        yield free.set
+    finally:
+        free.set()
+        ref.stop(block=True, timeout=PATIENCE_S)
+
+
+@contextlib.contextmanager
+def held_in_round(loop, begin):
+    """As `held`, at the beginning of a round in which those wait whom `begin` tells something."""
+    free = threading.Event()
+    ref, keeper = start(loop, does={"hold": lambda actor, message: free.wait(PATIENCE_S)})
+    with held(loop) as release:
+        tell(ref, Note(text="hold"))
+        begin()
+        release()
+        keeper.wait_for(1)
+        try:
+            yield
+        finally:
+            free.set()
+    ref.stop(block=True, timeout=PATIENCE_S)
+
+
+class Turns:
+    """Actors by name, and whose turn came when. `wakes`: whom it tells what, in its turn."""
+
+    def __init__(self, loop, stops, names, wakes=None):
+        self.taken = []
+        self.refs, self.keepers = {}, []
+        self._wakes = wakes or {}
+        for name in names:
+            self.refs[name], keeper = start(loop, does={text: self._turn(name) for text in ("go", TimerFired, PipeReady)})
+            self.keepers.append(keeper)
+            stops(self.refs[name])
+
+    def _turn(self, name):
+        def turn(actor, message):
+            self.taken.append(name)
+            for other, told in self._wakes.get(name, ()):
+                tell(self.refs[other], told)
+
+        return turn
+
+    def go(self, *names, kind=Note):
+        for name in names:
+            tell(self.refs[name], kind(text="go"))
+
+    def wait_for(self, count):
+        deadline_s = time.monotonic() + PATIENCE_S
+        while len(self.taken) < count:
+            assert time.monotonic() < deadline_s, self.taken
+            time.sleep(0.001)
+        return "".join(self.taken[:count])
+
+
+GO = Note(text="go")
+
+
+def test_who_is_woken_has_its_turn_right_behind(loop, stops):
+    turns = Turns(loop, stops, "abcd", {"a": [("c", GO), ("d", GO)], "c": [("d", GO)]})
+    with held(loop):
+        turns.go("a", "b")
+    assert turns.wait_for(5) == "acddb"
+
+
+def test_a_chain_of_wakings_keeps_others_waiting_for_so_long_only(loop, stops):
+    turns = Turns(loop, stops, "abc", {"a": [("b", GO)], "b": [("a", GO)]})
+    with held(loop):
+        turns.go("a", "c")
+    assert turns.wait_for(WOKEN_AT_ONCE + 2) == "ab" * (WOKEN_AT_ONCE // 2) + "ac"
+
+
+def test_a_chain_of_wakings_keeps_no_timer_and_no_pipe_waiting(loop, stops, pipe):
+    read_fd, write_fd = pipe
+    turns = Turns(loop, stops, "abtp", {"a": [("b", GO)], "b": [("a", GO)], "p": [("a", GO)]})
+    watching = threading.Event()
+    watcher, _ = start(
+        loop,
+        does={
+            "on": lambda actor, message: (loop.watch(read_fd, turns.refs["p"], read=True, write=False), watching.set()),
+            "off": lambda actor, message: loop.watch(read_fd, turns.refs["p"], read=False, write=False),
+        },
+    )
+    stops(watcher)
+    turns.go("a")
+    tell(watcher, Note(text="on"))
+    assert watching.wait(PATIENCE_S)
+    loop.call_later(0.0, turns.refs["t"], TimerFired(token=None))
+    os.write(write_fd, b"x")
+    for keeper in turns.keepers[2:]:
+        keeper.wait_for(1)
+    tell(watcher, Note(text="off"))
+
+
+def test_who_is_sent_a_control_message_comes_first(loop, stops):
+    turns = Turns(loop, stops, "abc")
+    with held(loop):
+        turns.go("a", "b")
+        turns.go("c", kind=Order)
+        turns.go("b", kind=Order)  # which waits already, behind another
+    assert turns.wait_for(4) == "cbba"
+
+
+def test_who_is_sent_a_control_message_comes_first_in_the_middle_of_a_round(loop, stops):
+    turns = Turns(loop, stops, "abcx")
+    with held_in_round(loop, lambda: turns.go("a", "b", "c")):
+        turns.go("x", kind=Order)
+    assert turns.wait_for(4) == "xabc"
+
+
+def test_control_messages_without_end_leave_every_other_turn_to_others(loop, stops):
+    turns = Turns(loop, stops, "abxyz")
+    with held_in_round(loop, lambda: turns.go("a", "b")):
+        turns.go("x", "y", "z", kind=Order)
+    assert turns.wait_for(5) == "xaybz"
+
+
+def test_whose_timer_fires_comes_first(loop, stops):
+    turns = Turns(loop, stops, "abt")
+    with held(loop):
+        turns.go("a", "b")
+        loop.call_later(0.0, turns.refs["t"], TimerFired(token=None))
+    assert turns.wait_for(3) == "tab"
+
+
+def test_a_control_message_of_an_actor_comes_first_even_at_the_end_of_a_chain(loop, stops):
+    """As of a room that closes, which tells all its sessions at once."""
+    crowd = [chr(ord("A") + number) for number in range(WOKEN_AT_ONCE + 1)]
+    turns = Turns(loop, stops, ["a", "b", *crowd], {"a": [(name, Order(text="go")) for name in crowd]})
+    with held(loop):
+        turns.go("a", "b")
+    assert turns.wait_for(len(crowd) + 2) == "a" + "".join(crowd) + "b"
+
+
 class BrokenRef:
     """A receiver on whom the loop itself breaks."""
 
@@ -159,6 +317,121 @@ def test_a_loop_that_fails_is_rebuilt_and_every_link_gets_its_end(loop, stops, p
     watching.does["off"] = lambda actor, message: loop.watch(read_fd, watcher, read=False, write=False)
     tell(watcher, Note(text="off"))
     watching.wait_for(5)
+
+
+def fail():
+    raise ZeroDivisionError("the loop")
+
+
+def test_a_callback_that_fails_keeps_no_other_from_being_called(loop, stops):
+    """The others hand events to callers who would wait for ever."""
+    called = threading.Event()
+    ref, keeper = start(loop, does={"later": lambda actor, message: (loop.after_round(fail), loop.after_round(called.set))})
+    stops(ref)
+    tell(ref, Note(text="later"))
+    assert called.wait(PATIENCE_S)
+    tell(ref, Note(text="x"))
+    keeper.wait_for(2)
+
+
+def test_whoever_was_woken_when_the_loop_failed_has_its_turn(loop, stops):
+    turns = Turns(loop, stops, "ab")
+    ref, _ = start(loop, does={"later": lambda actor, message: loop.after_round(lambda: (turns.go("a", "b"), fail()))})
+    stops(ref)
+    tell(ref, Note(text="later"))
+    assert turns.wait_for(2) == "ab"
+
+
+def test_a_loop_that_fails_while_it_is_stopped_serves_who_is_still_in_line():
+    loop = LoopDispatcher(name="failing-loop", starter=False)
+    free = threading.Event()
+    holder, holding = start(loop, does={"hold": lambda actor, message: free.wait(PATIENCE_S)})
+    ref, keeper = start(loop)
+    tell(ref, Note(text="before"))
+    keeper.wait_for(1)  # or else it might be in the holder's round
+    tell(holder, Note(text="hold"))
+    holding.wait_for(1)
+    stopping = threading.Thread(target=loop.stop)
+    stopping.start()
+    while not loop._stopping:
+        time.sleep(0.001)
+    loop.call_later(0.0, BrokenRef(), TimerFired(token=None))
+    tell(ref, Note(text="behind"))
+    for one in (holder, ref):
+        one.stop(block=False)
+    free.set()
+    stopping.join(PATIENCE_S)
+    try:
+        assert keeper.seen == [Note(text="before"), Note(text="behind")]
+        assert not ref.is_alive()
+    finally:
+        for actor in (holding, keeper):
+            actor.crash(ValueError())
+
+
+def test_a_loop_that_has_ended_writes_to_no_descriptor_of_another():
+    loop = LoopDispatcher(name="ended-loop", starter=False)
+    number = loop._wake_write.fileno()
+    loop.stop()
+    read_fd, write_fd = os.pipe()
+    try:
+        if write_fd != number:
+            os.dup2(write_fd, number)
+        os.set_blocking(read_fd, False)
+        loop.stop()
+        with pytest.raises(BlockingIOError):
+            os.read(read_fd, 1)
+    finally:
+        for fd in {read_fd, write_fd, number}:
+            os.close(fd)
+
+
+@pytest.fixture
+def raising_log():
+    """A log whose handler raises, as a user's own may."""
+
+    class Raising(logging.Handler):
+        def emit(self, record):
+            raise ZeroDivisionError("the log")
+
+    handler, log = Raising(), logging.getLogger("greenroom.actors")
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    yield
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+def test_a_log_that_raises_ends_neither_loop_nor_starter(loop, stops, raising_log):
+    answers = []
+
+    @attrs.frozen(kw_only=True)
+    class Asked(Message):
+        text: str = "crash"
+
+        def refuse(self):
+            answers.append("refused")
+            raise ValueError
+
+    def crash(actor, message):
+        raise ValueError
+
+    watcher, watching = start(loop)
+    stops(watcher)
+    watched = Keeper(loop, does={"crash": crash, "slow": lambda actor, message: time.sleep(0.06)})
+    watched.watch(watcher)
+    pykka.ActorRegistry.register(watched.actor_ref)
+    watched._start_actor_loop()
+    tell(watched.actor_ref, Note(text="slow"))
+    tell(watched.actor_ref, Asked())
+    watching.wait_for(1)
+    assert isinstance(watching.seen[0], ActorDown)
+    assert answers == ["refused"]
+    loop.call_later(0.0, BrokenRef(), TimerFired(token=None))
+    loop.offload(fail, watcher)
+    loop.offload(lambda: Note(text="after"), watcher)
+    watching.wait_for(2)
 
 
 def test_a_slow_handler_is_named_in_the_log(caplog):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
+
+import attrs
 import pytest
 
+from greenroom import events as told
 from greenroom.actors import hub as hubs
 from greenroom.actors.hub import Buffer, Hub, Missed, Missing, later_than
 from greenroom.actors.ticket import Batch
-from greenroom.events import AssistantText, EventsMissed, SessionEnded, ToolResult, TurnCompleted
+from greenroom.events import AgentEvent, AssistantText, EventsMissed, RawOutput, Reasoning, SessionEnded, Stderr, ToolResult, TurnCompleted
 
 
 def batch(first, *events, session="s"):
@@ -75,12 +80,115 @@ def test_history_is_bounded_by_events_and_what_is_gone_is_stated(monkeypatch):
     assert joined(hub, "s", 5)[1] == ()
 
 
-def test_history_is_bounded_by_size(monkeypatch):
+LONG = "x" * 600
+
+
+@pytest.mark.parametrize(
+    "event",
+    [ToolResult("1", "Bash", stdout=LONG), *(kind(LONG) for kind in (AssistantText, Reasoning, RawOutput, Stderr))],
+    ids=lambda event: type(event).__name__,
+)
+def test_history_is_bounded_by_size(monkeypatch, event):
     monkeypatch.setattr(hubs, "HISTORY_CHARS", 1000)
     hub = Hub()
     for number in range(1, 5):
-        hub.publish(batch(number, ToolResult("1", "Bash", stdout="x" * 600)))
+        hub.publish(batch(number, event))
     assert numbers(joined(hub, "s", 0)[0]) == [4]
+
+
+def test_the_latest_batch_is_kept_whatever_its_size(monkeypatch):
+    monkeypatch.setattr(hubs, "HISTORY_EVENTS", 2)
+    hub = Hub()
+    hub.publish(batch(1))
+    hub.publish(batch(2, *[AssistantText("x")] * 3))
+    assert numbers(joined(hub, "s", 1)[0]) == [2, 3, 4]
+    hub.publish(batch(5))
+    buffer, missing = joined(hub, "s", 0)
+    assert (numbers(buffer), missing) == ([5], (Missing(session_id="s", after=0, before=5),))
+
+
+def test_what_is_at_the_bound_is_kept(monkeypatch):
+    monkeypatch.setattr(hubs, "HISTORY_EVENTS", 4)
+    monkeypatch.setattr(hubs, "HISTORY_CHARS", 4)
+    hub = Hub()
+    hub.publish(batch(1, *[AssistantText("x")] * 2))
+    hub.publish(batch(3, *[AssistantText("x")] * 2))
+    for after in range(5):
+        buffer, missing = joined(hub, "s", after)
+        assert (numbers(buffer), missing) == (list(range(after + 1, 5)), ())
+
+
+def test_numbers_that_were_never_published_do_not_shift_the_others(monkeypatch):
+    """A session's actor that crashed between record and publish has such a gap behind it."""
+    monkeypatch.setattr(hubs, "HISTORY_EVENTS", 2)
+    hub = Hub()
+    for number in (1, 2, 7, 8):
+        hub.publish(batch(number))
+    buffer, missing = joined(hub, "s", 2)
+    assert (numbers(buffer), missing) == ([7, 8], (Missing(session_id="s", after=2, before=7),))
+
+
+def kinds_of_events():
+    return [kind for kind in vars(told).values() if inspect.isclass(kind) and issubclass(kind, AgentEvent) and attrs.has(kind)]
+
+
+@attrs.frozen
+class Shouted(AssistantText):
+    """As a transport of a user's own may tell it."""
+
+    volume: int = 11
+
+
+PLAIN = [
+    kind(**{name: {"its": name} if name == "args" else f"its {name}" for name in attrs.fields_dict(kind)}) for kind in kinds_of_events()
+]
+
+
+@pytest.mark.parametrize("event", [*PLAIN, Shouted("hey")], ids=lambda event: type(event).__name__)
+def test_the_past_is_told_as_it_was(event):
+    hub = Hub()
+    texts = [AssistantText("a"), Reasoning("b"), RawOutput("c"), Stderr("d"), Stderr("")]
+    published = [batch(1, event), batch(2, event, *texts), batch(8, *texts, event), batch(14, *texts)]
+    for one in published:
+        hub.publish(one)
+    buffer, _ = joined(hub, "s", 0)
+    found = [buffer.take() for _ in published]
+    assert found == published
+    assert [[type(event) for event in one.events] for one in found] == [[type(event) for event in one.events] for one in published]
+    buffer, _ = joined(hub, "s", 4)
+    assert buffer.take() == later_than(published[1], 4)
+
+
+def test_the_garbage_collector_passes_over_the_texts_of_the_past():
+    hub = Hub()
+    hub.publish(batch(1, *[kind("x") for kind in (AssistantText, Reasoning, RawOutput, Stderr)]))
+    for _ in range(3):  # from the innermost tuple outward
+        gc.collect()
+    assert not any(gc.is_tracked(kept) for kept in hub._rings["s"]._kept)
+
+
+def test_whoever_asks_for_the_past_keeps_the_sessions_waiting_for_none_of_it():
+    """They publish under the hub's lock: a long history is made into events where it is taken."""
+    hub = Hub()
+    for number in range(1, 11):
+        hub.publish(batch(number))
+    buffer, _ = joined(hub, "s", 3)
+    kept = [id(one) for one in hub._rings["s"]._kept]
+    assert [id(one) for one in buffer._items] == kept[3:]
+    assert numbers(buffer) == list(range(4, 11))
+
+
+def test_a_past_that_has_been_taken_leaves_its_room(monkeypatch):
+    monkeypatch.setattr(hubs, "BUFFER_EVENTS", 4)
+    hub = Hub()
+    hub.publish(batch(1, *[AssistantText("x")] * 3))
+    hub.publish(batch(4))
+    buffer, _ = joined(hub, "s", 1)
+    hub.publish(batch(5))
+    hub.publish(batch(6))
+    assert numbers(buffer) == [2, 3, 4, 5, (1, 6, 6)]
+    hub.publish(batch(7, *[AssistantText("x")] * 4))
+    assert numbers(buffer) == [7, 8, 9, 10]
 
 
 def test_a_number_from_another_life_gives_all_there_is():

@@ -43,6 +43,27 @@ def test_control_overtakes_ordinary(line):
     line.run()
 
 
+def test_an_actor_waits_once_for_its_turn_and_once_more_before_others(line):
+    ref = Echo.start(line)
+    actor = line.scheduled[0]
+    for _ in range(2):
+        line.run()
+        line.first.clear()
+        for message in ("a", "b", Loud(), Loud(), "c"):
+            ref.tell(message)
+        assert (line.first, actor.is_urgent) == ([False, True], True)
+        line.run()
+        assert not actor.is_urgent
+        line.first.clear()
+        for message in (Loud(), "a", Loud()):
+            ref.tell(message)
+        assert line.first == [True]
+    line.run()
+    assert len(actor.seen) == 16
+    ref.stop(block=False)
+    line.run()
+
+
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_failure_told_or_asked_ends_this_actor_only(line, error, asked):
