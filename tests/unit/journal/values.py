@@ -117,6 +117,8 @@ _PLAIN = {
 }
 
 
+_ARGUMENTS = st.lists(st.text(st.characters(exclude_characters="\0")), max_size=3).map(tuple)
+
 # What the class itself refuses.
 _NARROWER = {
     AskPolicy: {
@@ -126,6 +128,7 @@ _NARROWER = {
     TurnRequest: {
         "timeout": st.none() | st.floats(min_value=0, exclude_min=True),
         "model": st.none() | TEXT.map("m".__add__),
+        "extra_args": _ARGUMENTS,
         "env": st.none() | st.dictionaries(st.text("ABC_", min_size=1), st.text(st.characters(exclude_characters="\0"))),
     },
 }
