@@ -46,9 +46,18 @@ def _rebuild(cls: type[GreenroomError], args: tuple[Any, ...], fields: dict[str,
 
 
 class GreenroomError(Exception):
-    """The root of the tree. `hint`, where there is one, says what to do next."""
+    """The root of the tree. `hint`, where there is one, says what to do next; a traceback shows it below the message."""
 
     hint: str | None = None
+    _notes: tuple[str, ...] = ()
+
+    @property
+    def __notes__(self) -> list[str]:  # type: ignore[override] # what a traceback reads; the hint stays apart from the message
+        return [*self._notes, *([] if self.hint is None else [f"hint: {self.hint}"])]
+
+    def add_note(self, note: str) -> None:
+        """Add a line below the message of a traceback."""
+        self._notes = (*self._notes, note)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by fields, so that a subclass may build its message from them."""
@@ -110,6 +119,8 @@ class TurnFailedError(GreenroomError):
         self.retry_after_s = retry_after_s
         self.usage = usage
         self.text = text
+        if kind is FailureKind.AUTH:
+            self.hint = "`greenroom doctor` shows which credential is used"
         super().__init__(f"turn failed ({kind.value}): {detail}")
 
 

@@ -226,6 +226,8 @@ class StdioMcpServer:
 
 
 def _check_timeout(_: object, __: object, timeout: float | None) -> None:
+    if not isinstance(timeout, int | float | None):
+        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be more than 0 seconds, got {timeout}")
 

@@ -139,7 +139,9 @@ class Session:
         return self._preparing.prepare(load(request), key, expect_conversation=expect_conversation, pin=pin)
 
     def run(self, ticket: TurnTicket, *, on_event: EventCallback | EventHandler | None = None, wait: float | None = None) -> Turn:
-        """Run the ticket and return its outcome. `on_event` is called on this thread; a slow one slows only its own session.
+        """Run the ticket and return its outcome. Blocks; `wait` is in seconds.
+
+        `on_event` is called on this thread with the bare events of the turn (AgentEvent); a slow one slows only its own session.
 
         Raises the turn's error; SessionStateError for a ticket that ran, was superseded or belongs to another session;
         TurnCancelledError; WaitTimeoutError after `wait` seconds. After that, after Ctrl-C and after an exception of `on_event` the
@@ -150,7 +152,7 @@ class Session:
             return ticket.wait(wait)
         inbox: Letterbox[Batch | None] = Letterbox()
         with contextlib.closing(inbox):
-            sink = Sink(inbox.put, self._credit(ticket.turn_id))
+            sink = Sink(inbox.put, self._credit(ticket))
             self._start(ticket, sink)
             try:
                 listen(inbox, sink, as_callback(on_event), turn_id=ticket.turn_id, wait_s=wait, clock=self._clock)
@@ -162,7 +164,7 @@ class Session:
     async def arun(self, ticket: TurnTicket, *, on_event: SessionEventCallback | SessionEventHandler | None = None) -> Turn:
         """Run the ticket from asyncio. Cancelling only detaches: the turn goes on.
 
-        `on_event` is called in the running loop, with what `stream` yields: events in their envelopes. Raises as `run`.
+        `on_event` is called in the running loop, with what `stream` yields: events in their envelopes (SessionEvent). Raises as `run`.
         """
         callback = None if on_event is None else as_callback(on_event)
         stream = TurnStream(self, ticket, silent=callback is None)
@@ -204,7 +206,7 @@ class Session:
 
     def interrupt(self, ticket: TurnTicket | None = None) -> None:
         """End the running turn, or the one that `ticket` names; a prepared one is cancelled. Never waits; harmless when nothing fits."""
-        core = self._current if ticket is None else ticket._core
+        core = self._current if ticket is None else _core_of(ticket)
         if core is None or not self._owns(core):
             return
         if ticket is not None and core.cancel(TurnCancelledError(core.turn_id)):
@@ -361,14 +363,14 @@ class Session:
     def _check_ticket(self, ticket: TurnTicket) -> None:
         # Not whether the session is closed: that has settled the ticket, and its own error says more than ours.
         self._room._check_process()
-        if not self._owns(ticket._core):
+        if not self._owns(_core_of(ticket)):
             raise SessionStateError(f"turn {ticket.turn_id!r} belongs to session {ticket._core.session_id!r}, not to {self.id!r}")
 
     def _owns(self, core: TicketCore) -> bool:
         return core.session_id == self.id
 
-    def _credit(self, turn_id: str) -> Callable[[], None]:
-        core = self._core
+    def _credit(self, ticket: TurnTicket) -> Callable[[], None]:
+        core, turn_id = self._core, _core_of(ticket).turn_id
 
         def on_credit() -> None:
             tell(core.ref, m.CreditReturned(turn_id=turn_id))
@@ -378,6 +380,12 @@ class Session:
     def _detach(self, ticket: TurnTicket, sink: Sink) -> None:
         sink.detach()
         tell(self._ref, m.Detach(turn_id=ticket.turn_id))
+
+
+def _core_of(ticket: object) -> TicketCore:
+    if not isinstance(ticket, TurnTicket):
+        raise TypeError(f"ticket must be a TurnTicket, got {type(ticket).__name__}; prepare_turn makes one of a request")
+    return ticket._core
 
 
 def check_id(name: str, value: object) -> None:

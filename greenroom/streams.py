@@ -96,7 +96,7 @@ class TurnStream(AsyncIterator[SessionEvent]):
         self._mailbox = Mailbox(self._loop)
         self._buffer: list[SessionEvent] = []
         self._ended = False
-        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket.turn_id), self._loop.is_closed)
+        self._sink = None if silent else Sink(self._mailbox, session._credit(ticket), self._loop.is_closed)
         session._start(ticket, self._sink)
         self._finalizer = weakref.finalize(self, _abandon, self._sink, session._core, ticket.turn_id)
         self._finalizer.atexit = False

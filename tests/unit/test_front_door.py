@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
+import traceback
 
 import pytest
 
 import greenroom
-from greenroom import Agent, ApprovalPolicy, NativeMode, NativePermissions, SessionStateError, TurnRequest
+from greenroom import (
+    Agent,
+    ApprovalPolicy,
+    FailureKind,
+    NativeMode,
+    NativePermissions,
+    ProviderCapabilityError,
+    SessionStateError,
+    TurnFailedError,
+    TurnRequest,
+)
 from greenroom.testing import FakeTransport
 
 
@@ -43,6 +57,27 @@ def test_a_prompt_is_no_request(tmp_path):
         assert session.state == "idle"
 
 
+@pytest.mark.parametrize("no_ticket", ["Fix the failing test", TurnRequest("Fix the failing test")])
+def test_what_is_no_ticket_is_refused_by_name(tmp_path, no_ticket):
+    agent = Agent(FakeTransport(), permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
+    with agent.session(tmp_path) as session:
+        for call in (
+            session.run,
+            session.interrupt,
+            lambda wrong: session.run(wrong, on_event=print),
+            lambda wrong: asyncio.run(session.arun(wrong)),
+            lambda wrong: asyncio.run(session.arun(wrong, on_event=print)),
+        ):
+            with pytest.raises(TypeError, match=r"ticket must be a TurnTicket, got (str|TurnRequest); prepare_turn makes one of a request"):
+                call(no_ticket)
+        assert session.state == "idle"
+
+
+def test_a_timeout_of_another_type_is_refused_by_name():
+    with pytest.raises(TypeError, match="timeout must be a number of seconds, got '900'"):
+        TurnRequest("x", timeout="900")
+
+
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_timeout_that_cannot_be_meant_is_refused(timeout):
     with pytest.raises(ValueError, match="timeout must be more than 0"):
@@ -73,3 +108,27 @@ def test_windows_is_refused_by_name(code):
 def test_an_environment_that_cannot_be_is_refused_at_once(env, error):
     with pytest.raises(error, match="environment variable"):
         TurnRequest("x", env=env)
+
+
+def shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def test_a_traceback_shows_the_hint():
+    with pytest.raises(ProviderCapabilityError) as caught:
+        Agent("gemini", permissions=NativePermissions.bypass(), approvals=ApprovalPolicy.DENY)
+    error = caught.value
+    assert str(error) == "unknown provider 'gemini'"
+    assert shown(error).endswith("unknown provider 'gemini'\nhint: known providers: claude, codex\n")
+    other = copy.copy(error)
+    other.hint = "another"
+    other.add_note("a note")
+    assert shown(pickle.loads(pickle.dumps(other))).endswith("unknown provider 'gemini'\na note\nhint: another\n")  # noqa: S301
+    assert "another" not in shown(error)
+    other.hint = None
+    assert shown(other).endswith("unknown provider 'gemini'\na note\n")
+
+
+def test_a_refused_credential_has_a_hint():
+    assert "greenroom doctor" in TurnFailedError(FailureKind.AUTH, "bad key").hint
+    assert TurnFailedError(FailureKind.OTHER, "x").hint is None
