@@ -99,6 +99,10 @@ def _one_of(name: str, kind: type[_E], given: object) -> _E:
         raise ValueError(f"{name} must be one of {', '.join(repr(one.value) for one in kind)}, got {given!r}") from None
 
 
+def _runtime_mode(given: object) -> RuntimeMode:
+    return _one_of("runtime_mode", RuntimeMode, given)
+
+
 def _conversation_of(cursor: object) -> str | None:
     if cursor is None:
         return None
@@ -113,7 +117,7 @@ class _Wanted:
     """How a session is to be started, as `start_session` takes it. Raises TypeError and ValueError for what cannot be meant."""
 
     provider: str | Transport | None
-    runtime_mode: RuntimeMode = attrs.field(converter=lambda given: _one_of("runtime_mode", RuntimeMode, given))
+    runtime_mode: RuntimeMode = attrs.field(converter=_runtime_mode)
     cwd: Path | str | None = None
     model: str | None = None
     resume_id: str | None = attrs.field(default=None, converter=_conversation_of, alias="resume_cursor")
