@@ -1,4 +1,7 @@
-"""Supervised coding-agent sessions in parallel, from one process. Every public name is here; `greenroom.testing` has the doubles."""
+"""Supervised coding-agent sessions in parallel, from one process. Every public name is here; `greenroom.testing` has the doubles.
+
+Begin with `Agent`, its `session`, and there `prepare_turn` and `run`; `Greenroom` is for many at once, sessions by id and a journal.
+"""
 
 import logging
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -45,6 +46,7 @@ PERMISSIONS = {
     RuntimeMode.APPROVAL_REQUIRED: (NativePermissions.ask(), ApprovalPolicy.ASK),
 }
 
+_E = TypeVar("_E", bound=enum.Enum)
 ProviderOptions = Mapping[str, Mapping[str, Any]]
 
 
@@ -89,6 +91,18 @@ def _must_be(name: str, value: object, kinds: Any, what: str) -> None:
         raise TypeError(f"{name} must be {what}, got {type(value).__name__}")
 
 
+def _one_of(name: str, kind: type[_E], given: object) -> _E:
+    """Return the member that is given, or named by its value. Raises ValueError."""
+    try:
+        return kind(given)
+    except ValueError:
+        raise ValueError(f"{name} must be one of {', '.join(repr(one.value) for one in kind)}, got {given!r}") from None
+
+
+def _runtime_mode(given: object) -> RuntimeMode:
+    return _one_of("runtime_mode", RuntimeMode, given)
+
+
 def _conversation_of(cursor: object) -> str | None:
     if cursor is None:
         return None
@@ -103,7 +117,7 @@ class _Wanted:
     """How a session is to be started, as `start_session` takes it. Raises TypeError and ValueError for what cannot be meant."""
 
     provider: str | Transport | None
-    runtime_mode: RuntimeMode = attrs.field(converter=RuntimeMode)
+    runtime_mode: RuntimeMode = attrs.field(converter=_runtime_mode)
     cwd: Path | str | None = None
     model: str | None = None
     resume_id: str | None = attrs.field(default=None, converter=_conversation_of, alias="resume_cursor")
@@ -413,7 +427,9 @@ def _transport(provider: str | Transport, options: ProviderOptions) -> Transport
 
 def _request(text: str, attachments: Iterable[Attachment], model: str | None, interaction_mode: InteractionMode | str) -> TurnRequest:
     _must_be("input", text, str, "a str")
-    request = TurnRequest(text, attachments=attachments, model=model, interaction_mode=InteractionMode(interaction_mode))
+    request = TurnRequest(
+        text, attachments=attachments, model=model, interaction_mode=_one_of("interaction_mode", InteractionMode, interaction_mode)
+    )
     if not request.prompt.strip() and not request.attachments:
         raise ValueError("input must not be empty")
     return request

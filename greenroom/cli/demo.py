@@ -122,10 +122,9 @@ class Stage:
         stopped = self.records.get(INTERRUPTED)
         yield stopped is not None and stopped.outcome is Outcome.INTERRUPTED, f"session {INTERRUPTED!r} was interrupted in mid-turn"
         retries = overloaded.retries if overloaded else 0
-        yield _is_done(overloaded) and retries > 0, f"session {OVERLOADED!r} met an overload and was retried {retries} time(s)"
+        yield _is_done(overloaded) and retries > 0, f"session {OVERLOADED!r} met an overload; retries: {retries}"
         restarts = killed.restarts if killed else 0
-        line = f"session {KILLED!r} lost its process (SIGKILL) in mid-turn, was restarted {restarts} time(s) and went on"
-        yield _is_done(killed) and restarts > 0, line
+        yield _is_done(killed) and restarts > 0, f"session {KILLED!r} lost its process (SIGKILL) and went on; restarts: {restarts}"
 
     def _what_must_hold(self) -> Iterator[tuple[bool, str]]:
         others = [self.records.get(task.id) for task in self.tasks if task.id not in _SPECIAL]

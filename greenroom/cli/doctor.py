@@ -231,4 +231,5 @@ def _root(here: Surroundings) -> Iterator[Check]:
         yield Check(name="user", status=Status.OK, detail="root, with IS_SANDBOX=1")
         return
     hint = "run as another user, or set IS_SANDBOX=1 where this machine is itself a sandbox"
-    yield Check(name="user", status=Status.WARN, detail="root: Claude Code refuses to run with permissions bypass", hint=hint)
+    given = f" (IS_SANDBOX is {here.env['IS_SANDBOX']!r}, which does not count)" if here.env.get("IS_SANDBOX") else ""
+    yield Check(name="user", status=Status.WARN, detail=f"root: Claude Code refuses to run with permissions bypass{given}", hint=hint)

@@ -312,7 +312,7 @@ def test_an_id_is_started_once(room, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"runtime_mode": "everything"}, ValueError, "not a valid RuntimeMode"),
+        ({"runtime_mode": "everything"}, ValueError, "runtime_mode must be one of 'full-access', 'approval-required', got 'everything'"),
         ({"resume_cursor": {"thread": "x"}}, ValueError, "resume_cursor must be"),
         ({"resume_cursor": "x"}, ValueError, "resume_cursor must be"),
         ({"cwd": "/nowhere"}, WorkingDirectoryError, "nowhere"),
@@ -570,7 +570,7 @@ def test_a_turn_may_bring_images_and_have_a_model_and_a_mode_of_its_own(room, tm
     request = transport.requests[-1]
     assert [given.data for given in request.attachments] == [image.data]
     assert (request.model, request.interaction_mode) == ("other", InteractionMode.PLAN)
-    with pytest.raises(ValueError, match="'plann' is not a valid InteractionMode"):
+    with pytest.raises(ValueError, match="interaction_mode must be one of 'default', 'plan', got 'plann'"):
         room.send_turn("t", "look", interaction_mode="plann")
     with pytest.raises(AttachmentError, match="is not an image"):
         room.send_turn("t", "look", attachments=[ImageAttachment(data=b"x")])

@@ -69,6 +69,7 @@ CASES = {
     "no sandbox": ({"which": lambda name: None if name == "socat" else name}, "sandbox", "warn", "socat not found"),
     "root": ({"uid": 0}, "user", "warn", "refuses"),
     "root in a sandbox": ({"uid": 0, "env": {"IS_SANDBOX": "1"}}, "user", "ok", "IS_SANDBOX=1"),
+    "root, said otherwise": ({"uid": 0, "env": {"IS_SANDBOX": "yes"}}, "user", "warn", "IS_SANDBOX is 'yes', which does not count"),
 }
 
 
