@@ -143,7 +143,7 @@ def test_what_comes_after_a_failed_task_is_skipped_by_name_and_the_rest_goes_on(
     assert play.run() == {"a": "failed", "b": "skipped", "c": "skipped", "d": "done"}
     assert "'a' ended as failed" in play.records["b"].error["message"]
     assert "'b' ended as skipped" in play.records["c"].error["message"]
-    assert play.records["a"].error == {"type": "TurnFailedError", "kind": "auth", "message": str(error), "hint": None}
+    assert play.records["a"].error == {"type": "TurnFailedError", "kind": "auth", "message": str(error), "hint": error.hint}
     assert play.status == 1
 
 
