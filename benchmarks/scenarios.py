@@ -16,6 +16,7 @@ from benchmarks.fleets import AsyncioFleet, Fleet, Player, RawFleet, Stage, Thre
 
 FLOOD_BYTES = 200
 WARM_EVENTS = 20
+TALK_S = 300
 
 
 @attrs.frozen(kw_only=True)
@@ -169,7 +170,8 @@ class Talker(Player):
 def interrupt_ms(fleet: Fleet, sessions: int, per_s: int, interrupts: int) -> tuple[float, float]:
     """Interrupt one talking session after the other; return p50 and p99 of the time from the call to the end of the turn, in ms."""
     talkers = [Talker() for _ in range(sessions)]
-    join = fleet.play(f"RATE 1000000 {per_s}", talkers)
+    # Bounded: the raw loop's CLIs have no guard, and finish their turns if this program is killed.
+    join = fleet.play(f"RATE {TALK_S * per_s} {per_s}", talkers)
     for talker in talkers:
         talker.talks.wait()
     took = [_interrupt_one(fleet, number % sessions, talkers[number % sessions]) for number in range(interrupts)]

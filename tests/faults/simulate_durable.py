@@ -280,7 +280,7 @@ class Caller:
 
     def begin(self, mine):
         core, session = mine.core, self.session
-        sink = Sink(lambda batch: self.hear(core, batch), session._credit(core.turn_id))
+        sink = Sink(lambda batch: self.hear(core, batch), session._credit(mine.ticket))
         self.current = mine
         session._start(mine.ticket, sink)
 
