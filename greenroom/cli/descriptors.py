@@ -22,7 +22,11 @@ def sessions_that_fit(limit: int) -> int:
 def limits() -> tuple[int, int]:
     """Return the soft and the hard limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return tuple(1 << 20 if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))  # type: ignore[return-value]
+    return _counted(soft), _counted(hard)
+
+
+def _counted(limit: int) -> int:
+    return 1 << 20 if limit == resource.RLIM_INFINITY else limit
 
 
 def make_room(sessions: int) -> str | None:

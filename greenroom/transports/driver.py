@@ -109,7 +109,7 @@ class Driver:
         return soonest(codec_s, self._step_due_s, self._drain_due_s, self._eof_due_s)
 
     def wants(self, *, paused: bool) -> Wants:
-        """Return all four at once, `paused`: standard output is not to be read now. Asked for after every read."""
+        """Say what is to be watched now; `paused`: not standard output. Asked for after every read."""
         if self.ended:
             return (False, False, False, False)
         io = self.io
@@ -119,21 +119,6 @@ class Driver:
     def wants_stdout(self) -> bool:
         """Whether standard output is still to be read."""
         return not self.ended and not self.io.stdout_eof
-
-    @property
-    def wants_stderr(self) -> bool:
-        """Whether standard error is still to be read."""
-        return not self.ended and not self.io.stderr_eof
-
-    @property
-    def wants_exit(self) -> bool:
-        """Whether the process's exit is still to be noticed."""
-        return not self.ended and self._exit is None
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether bytes wait for the process to read them."""
-        return not self.ended and self.io.wants_write
 
     @property
     def closing(self) -> bool:

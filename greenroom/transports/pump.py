@@ -21,10 +21,11 @@ SWEEP_ROUNDS = 40
 
 def pump(driver: Driver, clock: Clock, wake_fd: int | None = None) -> list[Output]:
     """Wait until something is ready or due (or `wake_fd` is readable, which is emptied), and let the driver see to it."""
+    exit_, stdout, stderr, stdin = driver.wants(paused=False)
     readers = {
-        driver.process.stdout_fd if driver.wants_stdout else None: driver.stdout_ready,
-        driver.process.stderr_fd if driver.wants_stderr else None: driver.stderr_ready,
-        driver.process.exit_fd if driver.wants_exit else None: driver.exit_ready,
+        driver.process.stdout_fd if stdout else None: driver.stdout_ready,
+        driver.process.stderr_fd if stderr else None: driver.stderr_ready,
+        driver.process.exit_fd if exit_ else None: driver.exit_ready,
     }
     outputs: list[Output] = []
     with selectors.DefaultSelector() as selector:
@@ -33,7 +34,7 @@ def pump(driver: Driver, clock: Clock, wake_fd: int | None = None) -> list[Outpu
         for fd, ready in readers.items():
             if fd is not None:
                 selector.register(fd, selectors.EVENT_READ, ready)
-        if driver.wants_write and driver.process.stdin_fd is not None:
+        if stdin and driver.process.stdin_fd is not None:
             selector.register(driver.process.stdin_fd, selectors.EVENT_WRITE, driver.stdin_ready)
         ready_keys = selector.select(_patience(driver, clock))
     now_s = clock.monotonic()
